@@ -539,6 +539,16 @@ TEST("states: of rows with gaps each is copied once, and none of the gaps") {
     }
 }
 
+TEST("states: of large pieces with gaps only those that are written are copied before") {
+    waiting_copies here;
+    here.add({0, 0, 64 << 10, 8, 100 << 10, 64 << 10});
+    here.write(150 << 10, 1, 2);
+    CHECK_EQUAL(here.copied(), 16U << 10);
+    here.write(0, waiting_copies::BYTES, 2);
+    CHECK_EQUAL(here.copied(), 512U << 10);
+    CHECK(here.copies.is_empty());
+}
+
 TEST("states: what waits for memory that is used anew is dropped, and copied where the rest of it stays") {
     waiting_copies here;
     here.add({0, 0, 1000, 1, 0, 0});

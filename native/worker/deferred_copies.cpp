@@ -108,6 +108,16 @@ void deferred_copies::add(
     const std::shared_ptr<state_room> & room, const location & from, const wire::copied_range & range
 ) {
     copy fresh = {room, from, range};
+    // The caches of layers mostly lie equally far apart, and so come as one range.
+    for (; fresh.range.count > 1 && range.size >= GRAIN; fresh = fresh.last_pieces(fresh.range.count - 1)) {
+        copy first = fresh;
+        first.range.count = 1;
+        wait(std::move(first));
+    }
+    wait(std::move(fresh));
+}
+
+void deferred_copies::wait(copy && fresh) {
     if (waiting_.size() >= MOST_WAITING) {
         fresh.perform();
         return;

@@ -65,6 +65,7 @@ class deferred_copies {
     std::vector<copy> waiting_;
     byte_range sources_;
 
+    void wait(copy && fresh);
     template <typename Handle>
     void take_out(const state_room & room, uint64_t offset, uint64_t size, Handle && handle);
     void keep_unwritten(copy && each, const std::vector<byte_range> & targets, std::vector<copy> & kept);

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import replace
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -31,14 +32,58 @@ FAR_S = 0.010
 ONE, TWO, THREE, FOUR = "one lane", "two lanes", "three lanes", "four lanes"
 APART, FREE = "two engines apart", "with a second"
 
+ENGINES, WORKERS, REST = "engines", "workers", "delay lines and this bench"
+_KINDS = {"serve": ENGINES, "worker": WORKERS}
+"""By the module of the child."""
+
 Engines = Sequence[Rig]
 Speeds = dict[str, list[float]]
+
+
+@dataclass(slots=True)
+class CpuTimes:
+    """Seconds of CPU time by kind of process, of all streams of one side."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    wall_s: float = 0.0
+    tokens: int = 0
+
+    def add(self, begin: dict[str, float], wall_s: float, tokens: int) -> None:
+        for kind, end in _cpu_seconds().items():
+            self.seconds[kind] += end - begin[kind]
+        self.wall_s += wall_s
+        self.tokens += tokens
+
+    def note(self) -> str:
+        each = ", ".join(
+            f"{kind} {1000 * self.seconds[kind] / self.tokens:.1f}" for kind in (ENGINES, WORKERS, REST)
+        )
+        return f"{each}; {sum(self.seconds.values()) / self.wall_s:.2f} of {os.cpu_count()} cores busy"
+
+
+CpuOfSides = dict[str, CpuTimes]
+
+
+def _cpu_seconds() -> dict[str, float]:
+    """Of this process and all below it."""
+    seconds: dict[str, float] = defaultdict(float)
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times, command = process.cpu_times(), process.cmdline()
+            kind = next(
+                (kind for name, kind in _KINDS.items() if f"mesh_llm.engine.children.{name}" in command), REST
+            )
+            seconds[kind] += times.user + times.system
+    return seconds
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     base = replace(await base_plan(default_model()), context=512)
     decoded = plan.choose(full=96, quick=32)
     rows: list[Row] = []
+    near_cpu: CpuOfSides = defaultdict(CpuTimes)
+    far_cpu: CpuOfSides = defaultdict(CpuTimes)
     with passive_threads():
         async with AsyncExitStack() as stack, client() as asker:
             near = over(base, 2).plan
@@ -47,7 +92,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
             apart = [await stack.enter_async_context(ours(half)) for _ in range(2)]
             sides: dict[str, Engines] = {ONE: alone, TWO: two, APART: apart}
             rounds = _rounds(plan)
-            speeds = await _in_turns(asker, sides, decoded, rounds, streams=STREAMS)
+            speeds = await _in_turns(asker, sides, decoded, rounds, streams=STREAMS, cpu=near_cpu)
             rows += [
                 _row("8 streams, 2 workers, 0 ms", speeds, TWO, APART, at_least(0.85)),
                 _row("8 streams, 2 workers, 0 ms", speeds, ONE, APART),
@@ -61,7 +106,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
                 name: await _lanes(stack, far, count)
                 for name, count in ((ONE, 1), (TWO, 2), (THREE, 3), (FOUR, 4))
             }
-            speeds = await _in_turns(asker, sides, decoded, _rounds(plan), streams=STREAMS)
+            speeds = await _in_turns(asker, sides, decoded, _rounds(plan), streams=STREAMS, cpu=far_cpu)
             rows += [
                 _row("8 streams, 3 workers, 10 ms", speeds, THREE, ONE, at_least(1.8)),
                 _row("8 streams, 3 workers, 10 ms", speeds, TWO, ONE),
@@ -72,6 +117,9 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     return tuple(rows), (
         f"{STREAMS} streams of {decoded} tokens after prompts of {PROMPT}: tokens of all by wall time",
         f"near: {rounds.note()}",
+        "CPU milliseconds for each token of 8 streams:",
+        *(f"0 ms, {side}: {times.note()}" for side, times in near_cpu.items()),
+        *(f"10 ms, {side}: {times.note()}" for side, times in far_cpu.items()),
         "one thread for each worker and each engine; engines compute embedding and output head themselves",
         "lanes share out the slots: each has as many as it gets streams",
         "memory: PSS of two engines on a host with half of the layers; "
@@ -104,7 +152,13 @@ def _rig(engine: SplitEngine) -> Rig:
 
 
 async def _in_turns(
-    asker: Client, sides: dict[str, Engines], decoded: int, rounds: Rounds, *, streams: int
+    asker: Client,
+    sides: dict[str, Engines],
+    decoded: int,
+    rounds: Rounds,
+    *,
+    streams: int,
+    cpu: CpuOfSides | None = None,
 ) -> Speeds:
     """Every side once unmeasured, then round by round."""
     prompt = await tokens(asker, next(iter(sides.values()))[0], PROMPT + streams)
@@ -114,7 +168,10 @@ async def _in_turns(
     for number in rounds:
         for name, engines in turns(list(sides.items()), number):
             await quiet()
+            begin, began = _cpu_seconds(), time.monotonic()
             seen[name].append(await _speed(asker, engines, prompt, decoded, streams=streams))
+            if cpu is not None:
+                cpu[name].add(begin, time.monotonic() - began, streams * decoded)
     return seen
 
 

@@ -330,6 +330,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                 **{"name": "str", "fingerprint": "str", "default": "bool", "state": "str", "reason": "str"},
                 **{"host": "str", "mode": "str", "context": "int", "slots": "int", "nodes": ["str"]},
                 "on_demand": "bool",
+                "priority": "int",
                 "replicas": [{"host": "str", "mode": "str", "nodes": ["str"], "crowded": "bool"}],
                 **dict.fromkeys(("replicas_wanted", "replicas_least", "replicas_most"), "int"),
             }

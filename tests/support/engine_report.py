@@ -6,10 +6,14 @@ import json
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _MIB = 1 << 20
+_TIMEOUT_S = 60.0
 _LINE = re.compile(r"(model|KV|RS|compute|output) buffer size *= *([0-9.]+) MiB")
 
 _CHILD = """
@@ -32,9 +36,11 @@ params.cache_type_v = xllamacpp.ggml_type(types[asked["type_v"]])
 if not asked["flash_attention"]:
     params.flash_attn_type = 0
 server = xllamacpp.Server(params)
-sys.stderr.flush()
+sys.stdin.read()
 os._exit(0)
 """
+_LAST = "listening on"
+"""Of what it logs about the model. A thread writes it: when the child ends, some of it is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +76,21 @@ def engine_report(
         "type_v": type_v,
         "flash_attention": flash_attention,
     }
-    child = subprocess.run(
+    child = subprocess.Popen(
         [sys.executable, "-c", _CHILD, json.dumps(asked)],
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=60,
-        check=False,
     )
-    log = child.stdout + child.stderr
+    with child, bounded(child):
+        assert child.stdout is not None
+        lines: list[str] = []
+        while not (lines and _LAST in lines[-1]) and (line := child.stdout.readline()):
+            lines.append(line)
+        child.communicate()
+    log = "".join(lines)
     if child.returncode != 0:
         raise AssertionError(f"the engine did not load {model.name}:\n{log[-2000:]}")
     sizes: dict[str, list[float]] = {"model": [], "KV": [], "RS": [], "compute": [], "output": []}
@@ -93,3 +105,14 @@ def engine_report(
         cache_lines=len(cache),
         log=log,
     )
+
+
+@contextmanager
+def bounded(child: subprocess.Popen[str]) -> Iterator[None]:
+    """A child that hangs is ended."""
+    timer = threading.Timer(_TIMEOUT_S, child.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

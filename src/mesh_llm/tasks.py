@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +28,13 @@ async def meanwhile(work: Coroutine[None, None, T], name: str) -> AsyncIterator[
         yield task
     finally:
         await cancelled(task)
+
+
+async def each_in_turn(*steps: Callable[[], Awaitable[None]]) -> None:
+    """One after the other, also where one fails or is cancelled; that is raised at the end."""
+    async with AsyncExitStack() as stack:
+        for step in reversed(steps):
+            stack.push_async_callback(step)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:

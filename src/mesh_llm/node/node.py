@@ -73,7 +73,7 @@ from mesh_llm.report.network import network_document
 from mesh_llm.report.plan_experience import PlanExperience
 from mesh_llm.report.view import NodeView
 from mesh_llm.status_schema import to_document
-from mesh_llm.tasks import cancelled, meanwhile, task_group
+from mesh_llm.tasks import cancelled, each_in_turn, meanwhile, task_group
 from mesh_llm.transport.direct_links import open_door
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.native_splice import load_native
@@ -122,11 +122,14 @@ class Node:
                     if not serving.done():
                         await self._drain()
                 finally:
-                    await cancelled(serving)
-                    await cancelled(stopping)
-                    await self._gateway.stop()
-                    await self._console.close()
-                    await cancelled(console)
+                    # Another Ctrl-C cuts off the step that is under way, and none of the others.
+                    await each_in_turn(
+                        partial(cancelled, serving),
+                        partial(cancelled, stopping),
+                        self._gateway.stop,
+                        self._console.close,
+                        partial(cancelled, console),
+                    )
                 if not serving.cancelled() and (error := serving.exception()) is not None:
                     raise error
 
@@ -359,13 +362,15 @@ class Node:
                 await self.models.run(hosts=not self.config.client)
             finally:
                 self.mesh.leave()
-                await self.pairing.close()
-                await self.model_control.close()
-                await self.models.close()
-                await self.unload.close()
-                await self.lending.close()
-                await self.data_links.close()
-                await network.close("the node is stopping")
+                await each_in_turn(
+                    self.pairing.close,
+                    self.model_control.close,
+                    self.models.close,
+                    self.unload.close,
+                    self.lending.close,
+                    self.data_links.close,
+                    partial(network.close, "the node is stopping"),
+                )
 
     async def _fail_when_told(self) -> None:
         raise await self._failure

@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # How long `make fuzz` looks for findings.
 SECONDS ?= 600
 # Test files that run at once; those of one file never do. Most tests wait more than they compute.
-WORKERS ?= 3
+WORKERS ?= 4
 # In the order of `testpaths`: by itself it would begin with the files that have the most tests, which are the shortest.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # For test-repeat: how often, and how tests are dealt out (load: those of one file may run at once, too).

@@ -13,6 +13,7 @@ from tests.browser.conftest import NAMES, console_of
 from tests.support.browser import PHONE, Visit, keep_screenshot, until_true, visit
 from tests.support.mesh import MeshProcesses
 from tests.support.node import SKY
+from tests.support.sampling import first
 
 STATIC = Path("src/mesh_llm/console/static")
 PAGE_BYTES = 100_000
@@ -121,8 +122,9 @@ def test_bar_and_table_follow_a_loss_and_a_join(visited: Visit, whole: MeshProce
     visited.check()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("form", ["wide", "phone"])
+@pytest.mark.parametrize(
+    ("form", "scheme"), first(2, [("wide", "light"), ("phone", "dark"), ("wide", "dark"), ("phone", "light")])
+)
 def test_it_looks_right_and_is_accessible(
     browser: Browser, whole: MeshProcesses, scheme: str, form: str
 ) -> None:

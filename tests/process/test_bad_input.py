@@ -273,6 +273,7 @@ def test_a_context_beyond_memory_waits_and_says_what_would_help(home: Path, tiny
         assert "On this machine alone: --ctx-size 8192 would fit, as would a smaller" in node.stdout
 
 
+@pytest.mark.full
 def test_a_model_beyond_the_memory_that_is_lent_waits(home: Path, tiny_model: Path) -> None:
     options = ("--max-memory", "1MB", "--parallel", "1")
     with NodeProcess(*options, home=home, model=tiny_model) as node:

@@ -169,7 +169,7 @@ async def test_it_is_the_undisturbed_answer(
         assert usage["prompt_tokens"] == len(undisturbed.prompt)
 
 
-@pytest.mark.parametrize("parts", [(50,), (7, 20, 90, 170)], ids=str)
+@pytest.mark.parametrize("parts", sampled([(50,), (7, 20, 90, 170)], (7, 20, 90, 170)), ids=str)
 def test_a_prompt_is_computed_alike_in_any_parts(engine: LoneEngine, parts: tuple[int, ...]) -> None:
     """Its beginnings were asked for before and are remembered, as those of a conversation are."""
     prompt = [1000 + 37 * number % 7919 for number in range(200)]

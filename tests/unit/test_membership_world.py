@@ -330,6 +330,7 @@ def test_a_hundred_nodes_with_loss_and_a_partition(seed: int) -> None:
     assert world.scales.largest_bytes <= MEMBER_MESSAGE_BYTES
 
 
+@pytest.mark.full
 def test_a_hundred_join_through_one() -> None:
     world = World(weigh_every=11)
     for key in range(100):

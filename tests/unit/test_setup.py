@@ -306,6 +306,7 @@ def test_everything_is_compiled(clone: Clone) -> None:
     assert {"small", "ours"} <= compiled
 
 
+@pytest.mark.full
 def test_what_tests_need_comes_on_top(clone: Clone) -> None:
     clone.python()
     first, _ = clone.setup()

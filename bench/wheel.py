@@ -72,8 +72,7 @@ def _variants() -> tuple[Variant, ...]:
     """Those in the wheel, the best first."""
     with zipfile.ZipFile(_wheel()) as wheel:
         names = {Path(name).stem.removeprefix("libggml-cpu-") for name in wheel.namelist()}
-    family = next(variants for variants in VARIANTS.values() if variants[0].name in names)
-    return tuple(variant for variant in family if variant.name in names)
+    return tuple(variant for family in VARIANTS.values() for variant in family if variant.name in names)
 
 
 def _runnable() -> tuple[str, ...]:

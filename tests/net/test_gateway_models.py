@@ -65,6 +65,14 @@ async def test_a_whole_name_goes_before_the_beginning_of_another(
     assert len(engine.seen) == 1
 
 
+async def test_a_name_as_it_is_written_goes_before_one_with_other_hyphens(
+    client: RawClient, node: FakeNode, coder: FakeEngine
+) -> None:
+    node.others = [FakeNode(names=("coder7b",)), *node.others]
+    assert (await asked(client, "Coder-7B"))[0] == 200
+    assert len(coder.seen) == 1
+
+
 async def test_an_unknown_name_is_refused_with_the_list(client: RawClient, engine: FakeEngine) -> None:
     status, answer = await asked(client, "gpt-4o")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")

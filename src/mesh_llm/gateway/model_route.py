@@ -51,11 +51,14 @@ def chosen(models: Sequence[ModelServing], name: str | None) -> ModelServing | N
     """
     if name is None or len(models) == 1:
         return models[0]
-    wanted = _run_on(name.casefold().removesuffix(":latest"))
-    for model in models:
-        if {wanted, _run_on(name)} & {*map(_run_on, model.names)}:
-            return model
-    begun = [model for model in models if any(_run_on(each).startswith(wanted) for each in model.names)]
+    bare = name.casefold().removesuffix(":latest")
+    # As it is written first: names may differ in their hyphens alone.
+    for spelled in (str.casefold, _run_on):
+        for model in models:
+            if {spelled(name), spelled(bare)} & {*map(spelled, model.names)}:
+                return model
+    start = _run_on(bare)
+    begun = [model for model in models if any(_run_on(each).startswith(start) for each in model.names)]
     return begun[0] if len(begun) == 1 else None
 
 

@@ -553,9 +553,9 @@ TEST("states: what waits for memory that is used anew is dropped, and copied whe
     waiting_copies here;
     here.add({0, 0, 1000, 1, 0, 0});
     here.add({0, 2000, 1000, 1, 0, 0});
-    here.copies.before_overwriting(*here.room, 0, 1000);
+    here.copies.before_overwriting(*here.room, {0, 0, 1000, 1, 0, 0});
     CHECK_EQUAL(here.copied(), 0U);
-    here.copies.before_overwriting(*here.room, 2999, 1);
+    here.copies.before_overwriting(*here.room, {0, 2999, 1, 1, 0, 0});
     CHECK_EQUAL(here.copied(), 1000U);
     CHECK(here.copies.is_empty());
     here.add({0, 4000, 1000, 1, 0, 0});
@@ -567,6 +567,17 @@ TEST("states: what waits for memory that is used anew is dropped, and copied whe
     here.room->give_up();
     here.write(0, 1, 2);
     here.finish();
+}
+
+TEST("states: what waits for memory between the pieces of a later state is copied") {
+    waiting_copies here;
+    here.add({0, 2000, 1000, 1, 0, 0});
+    here.copies.before_overwriting(*here.room, {0, 0, 1000, 3, 1000, 4000});
+    CHECK_EQUAL(here.copied(), 1000U);
+    here.add({0, 2000, 1000, 1, 0, 0});
+    here.copies.before_overwriting(*here.room, {0, 0, 1000, 3, 1000, 1000});
+    CHECK_EQUAL(here.copied(), 1000U);
+    CHECK(here.copies.is_empty());
 }
 
 TEST("states: no more wait than a step can look at") {

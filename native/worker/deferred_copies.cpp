@@ -189,10 +189,13 @@ void deferred_copies::before_reading(const state_room & room, uint64_t offset, u
     take_out(room, offset, size, [](const copy & each) { each.perform(); });
 }
 
-void deferred_copies::before_overwriting(const state_room & room, uint64_t offset, uint64_t size) {
-    take_out(room, offset, size, [&](const copy & each) {
+void deferred_copies::before_overwriting(const state_room & room, const wire::copied_range & range) {
+    const uint64_t size = extent(range, range.to_stride);
+    // Between pieces that lie apart may be others' bytes, which stay.
+    const bool whole = range.count == 1 || range.to_stride == range.size;
+    take_out(room, range.to, size, [&](const copy & each) {
         const uint64_t end = each.range.to + extent(each.range, each.range.to_stride);
-        if (each.range.to < offset || end > offset + size) {
+        if (!whole || each.range.to < range.to || end > range.to + size) {
             each.perform();
         }
     });

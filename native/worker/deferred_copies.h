@@ -40,7 +40,7 @@ class deferred_copies {
 
     // Copies what goes to these bytes of a room. What goes nowhere else need not be where they are all written anew.
     void before_reading(const state_room & room, uint64_t offset, uint64_t size);
-    void before_overwriting(const state_room & room, uint64_t offset, uint64_t size);
+    void before_overwriting(const state_room & room, const wire::copied_range & range);
 
     // Copies for some microseconds. Only where something waits.
     void copy_some();

@@ -574,9 +574,8 @@ class session {
 
     void save(const wire::copied_range & range, const std::shared_ptr<state_room> & kept, uint32_t other) {
         const location from = own_memory(other, range.from, extent(range, range.from_stride));
-        const uint64_t size = extent(range, range.to_stride);
-        check_kept(*kept, range.to, size);
-        deferred_.before_overwriting(*kept, range.to, size);
+        check_kept(*kept, range.to, extent(range, range.to_stride));
+        deferred_.before_overwriting(*kept, range);
         deferred_.add(kept, from, range);
     }
 

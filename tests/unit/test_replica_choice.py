@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from mesh_llm.gateway.engine_choice import EngineChoice
 from mesh_llm.gateway.engine_connection import EngineLost
 from mesh_llm.gateway.replica_choice import SHUN_S, ReplicaChoice
 from mesh_llm.gateway.upstream import EngineLoad, SlotRequest, Upstream
-from mesh_llm.gateway.warm_prefixes import ASKED_LIMIT, Prompt, WarmPrefixes, prompt_of
+from mesh_llm.gateway.warm_prefixes import ASKED_LIMIT, Prompt, WarmPrefixes, prompt_of, read_prompt
 from tests.support.upstream import FakeNode
 
 
@@ -144,6 +145,15 @@ def test_beginnings_are_the_same_in_longer_prompts() -> None:
         assert not set(other.beginnings) & set(long.beginnings)
     assert len(prompt_of({"prompt": "a" * 1_000_000}).asked) == ASKED_LIMIT
     assert prompt_of({"prompt": None, "messages": 7}) == Prompt()
+
+
+def test_a_prompt_of_very_many_parts_is_not_read() -> None:
+    """A guest sends it, and all others wait meanwhile."""
+    few, many = ([{"role": "user", "content": ""}] * count for count in (100, 300_000))
+    assert len(read_prompt(json.dumps({"messages": few}).encode()).beginnings) == 100
+    assert read_prompt(json.dumps({"messages": many}).encode()) == Prompt()
+    assert read_prompt(json.dumps({"prompt": "x" * (17 << 20)}).encode()) == Prompt()
+    assert len(prompt_of({"messages": many}).beginnings) < 5000
 
 
 def test_only_so_many_beginnings_are_remembered() -> None:

@@ -33,7 +33,7 @@ class TextRequest:
         `seed`: the model's, for a request that brings none.
         """
         dialect = dialect_of(path) if method == "POST" else None
-        if dialect is None or raw.count(b",") + raw.count(b"[") > _PARTS_LIMIT:
+        if dialect is None or count_parts(raw) > _PARTS_LIMIT:
             return None
         try:
             body = json.loads(raw)
@@ -88,9 +88,14 @@ class TextRequest:
             return None
 
 
+def count_parts(raw: bytes) -> int:
+    """At most so many does a document have, without reading it."""
+    return raw.count(b",") + raw.count(b"[")
+
+
 def ollama_document(raw: bytes) -> Document:
     """A request of Ollama's API, within the same bounds; raises its refusal."""
-    if raw.count(b",") + raw.count(b"[") > _PARTS_LIMIT:
+    if count_parts(raw) > _PARTS_LIMIT:
         raise api_errors.mistake(f"the request has more than {_PARTS_LIMIT:,} parts")
     try:
         document = json.loads(raw)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from mesh_llm.frozen import frozen
+from mesh_llm.gateway.text_request import count_parts
 
 _BEFORE = ("tools", "system", "instructions")
 """What templates put before the conversation."""
@@ -20,6 +22,9 @@ _LONG_TEXT = 2048
 ASKED_LIMIT = 64
 """Beginnings that another node is asked about: the longest."""
 _REMEMBERED = 4096
+_PARTS_LIMIT = 250_000
+_BYTES_LIMIT = 16 << 20
+"""Of a request that is read for this alone, while everybody waits: others go to any engine."""
 
 
 @frozen
@@ -50,7 +55,7 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
     answers = _answers(conversation)
     size = len(before)
     beginnings: dict[str, int] = {}
-    for number, (part, is_whole) in enumerate(_parts(conversation)):
+    for number, (part, is_whole) in enumerate(islice(_parts(conversation), _REMEMBERED)):
         size += len(part)
         if number in answers and beginnings:
             # Whoever read what is before it wrote it.
@@ -63,6 +68,8 @@ def prompt_of(body: Mapping[str, Any]) -> Prompt:
 
 
 def read_prompt(body: bytes) -> Prompt:
+    if len(body) > _BYTES_LIMIT or count_parts(body) > _PARTS_LIMIT:
+        return Prompt()
     try:
         document = json.loads(body)
         return prompt_of(document) if isinstance(document, dict) else Prompt()

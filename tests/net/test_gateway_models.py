@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from mesh_llm.gateway.server import Gateway
+from mesh_llm.gateway.limits import Limits
+from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Health
 from mesh_llm.types import State
-from tests.support.raw_http import RawClient, request_bytes
+from tests.net.conftest import StartGateway
+from tests.support.raw_http import RawClient, connect, request_bytes
 from tests.support.upstream import FakeEngine, FakeNode, fake_engine
 
 EMBED = "/v1/embeddings"
@@ -111,6 +113,36 @@ async def test_a_name_in_a_form(client: RawClient, coder: FakeEngine) -> None:
     await client.send(request_bytes("POST", "/v1/audio/transcriptions", head, body=form))
     assert (await client.answer()).status == 200
     assert len(coder.seen) == 1
+
+
+async def test_the_name_of_a_model_behind_megabytes(
+    start_gateway: StartGateway, engine: FakeEngine, coder: FakeEngine
+) -> None:
+    """Some clients write it last."""
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(replay_bytes=1000)))
+    body = json.dumps({"input": "x" * 500_000, "model": "coder-7b"}).encode()
+    async with connect(gateway.port) as client:
+        answer = await client.request("POST", EMBED, body=body)
+    assert answer.json()["size"] == len(body)
+    assert (len(engine.seen), len(coder.seen)) == (0, 1)
+
+
+async def test_a_name_that_there_is_no_room_to_look_for(
+    start_gateway: StartGateway, engine: FakeEngine, coder: FakeEngine
+) -> None:
+    """Nobody is answered by a model that was not asked for."""
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(kept_bytes=1000)))
+    long = json.dumps({"input": "x" * 500_000, "model": "coder-7b"}).encode()
+    async with connect(gateway.port) as client:
+        refused = await client.request("POST", EMBED, body=long)
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "bodies_full")
+    async with connect(gateway.port) as client:
+        assert (await client.request("POST", f"{EMBED}?model=coder-7b", body=long)).status == 200
+    async with connect(gateway.port) as client:
+        assert (
+            await client.request("POST", EMBED, body=b'{"input": "x", "model": "coder-7b"}')
+        ).status == 200
+    assert (len(engine.seen), len(coder.seen)) == (0, 2)
 
 
 async def test_the_list_has_every_model_and_its_state(client: RawClient, engine: FakeEngine) -> None:

@@ -35,6 +35,7 @@ from tests.support.upstream import (
     fake_engine,
     plain,
 )
+from tests.support.waiting import until
 
 CHAT = "/v1/chat/completions"
 WORDS = ("The", " fox", " ran", " home", ".")
@@ -759,13 +760,31 @@ async def test_what_is_kept_of_all_requests_is_bounded(
         waiting = asyncio.create_task(first.request("POST", "/detokenize", body=bytes(900)))
         await asyncio.wait_for(held.wait(), WAIT_S)
         # There is no room for it beside the other one: it goes through, on a connection of its own.
-        assert (await second.request("POST", "/tokenize", body=bytes(500))).json()["size"] == 500
+        assert (await second.request("POST", "/tokenize", body=bytes(500_000))).json()["size"] == 500_000
         release.set()
         assert (await asyncio.wait_for(waiting, WAIT_S)).status == 200
         await second.request("POST", "/tokenize", body=bytes(500))
     assert [seen.target for seen in engine.seen] == ["/detokenize", "/tokenize", "/tokenize"]
     # What is not kept cannot be sent again, and needs a connection that nobody has used.
     assert engine.seen[1].connection == 2
+
+
+async def test_bodies_that_are_still_coming_are_bounded_together(
+    start_gateway: StartGateway, engine: FakeEngine
+) -> None:
+    """Each of them would have room alone."""
+    gateway = await start_gateway(GatewayConfig(port=0, limits=Limits(kept_bytes=500_000)))
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(gateway.port)) for _ in range(4)]
+        for client in clients:
+            await client.send(request_bytes("POST", "/tokenize", "Content-Length: 400001") + bytes(400_000))
+        # What there is no room for goes through: the engine is asked before the body has ended.
+        await asyncio.to_thread(
+            until, lambda: engine.connections >= 3, within_s=WAIT_S, what="three are asked"
+        )
+        for client in clients:
+            await client.send(b"x")
+            assert (await client.answer()).json()["size"] == 400_001
 
 
 async def test_a_template_that_adds_to_what_was_said(

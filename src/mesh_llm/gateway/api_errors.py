@@ -181,6 +181,11 @@ def body_too_large(limit_bytes: int) -> ApiError:
     return _refused(413, message, code="body_too_large")
 
 
+def bodies_full() -> ApiError:
+    message = "too many large requests are being read; try again in 1 s"
+    return ApiError(503, message, kind="unavailable_error", code="bodies_full", headers={**_CLOSE, **_RETRY})
+
+
 def body_late(silence_s: float) -> ApiError:
     message = f"nothing more of the request body has arrived for {silence_s:g} s"
     return _refused(408, message, code="body_late")

@@ -31,7 +31,7 @@ from mesh_llm.gateway.headers import from_engine
 from mesh_llm.gateway.lanes import lane_of
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.metrics import Exchange
-from mesh_llm.gateway.request_body import RequestBody
+from mesh_llm.gateway.request_body import Keep, RequestBody
 from mesh_llm.gateway.routes import Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotQueue, SlotWaitExpired
 from mesh_llm.gateway.upstream import Serving
@@ -154,10 +154,10 @@ class Guests:
         return response
 
     async def _receive(
-        self, request: web.BaseRequest, exchange: Exchange, route: Route, keep: Callable[[int], None]
+        self, request: web.BaseRequest, exchange: Exchange, route: Route, keep: Keep
     ) -> RequestBody:
         limits = self._short if route.tokenizes else self._limits
-        receiving = RequestBody.receive(request, exchange, limits, on_bytes=keep)
+        receiving = RequestBody.receive(request, exchange, limits, keep=keep)
         if request.content.is_eof():
             # It came along with the head.
             return await receiving
@@ -168,17 +168,18 @@ class Guests:
             raise api_errors.body_late(GUEST_BODY_S) from None
 
     @contextmanager
-    def _keeping(self, guest: Guest) -> Iterator[Callable[[int], None]]:
+    def _keeping(self, guest: Guest) -> Iterator[Keep]:
         """Within the block, count bytes that are kept; raises the refusal where there is no more room."""
         account, kept = guest.account, 0
 
-        def keep(size: int) -> None:
+        def keep(size: int) -> bool:
             nonlocal kept
             kept += size
             self._kept[account] += size
             if self._kept[account] > GUEST_KEPT_PER_ACCOUNT_BYTES or self._kept.total() > GUEST_KEPT_BYTES:
                 slot_queue = self._slot_queue(guest)
                 raise api_errors.busy(slot_queue.retry_after_s if slot_queue is not None else 1)
+            return True
 
         try:
             yield keep

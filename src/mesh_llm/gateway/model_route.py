@@ -11,7 +11,7 @@ from mesh_llm.gateway.ollama import SHOW_PATH
 from mesh_llm.gateway.upstream import ModelServing
 
 _QUERY = "model"
-_FIELD = re.compile(rb'"model"\s*:\s*("(?:[^"\\\\]|\\\\.)*")')
+_FIELD = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _HYPHENS = re.compile("[-_: ]")
 _FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n')
 """In a form with files, as transcriptions are asked for."""
@@ -28,7 +28,7 @@ def named(method: str, path: str, query: Mapping[str, str], body: bytes, *, comp
         return form[1].decode("utf-8", "replace").strip() if form is not None else None
     if complete:
         return _field(body) or (_field(body, "name") if path == SHOW_PATH else None)
-    # Too long to be kept: names stand at the beginning.
+    # There was no room to keep all of it: names often stand at the beginning.
     found = _FIELD.search(body)
     return _field(b'{"model":%b}' % found[1]) if found is not None else None
 

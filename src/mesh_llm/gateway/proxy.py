@@ -42,7 +42,7 @@ from mesh_llm.gateway.model_list import MODELS_PATH, entry, found, is_list, mode
 from mesh_llm.gateway.model_route import chosen, named
 from mesh_llm.gateway.ollama_models import OllamaModels
 from mesh_llm.gateway.replica_choice import ReplicaChoice
-from mesh_llm.gateway.request_body import RequestBody
+from mesh_llm.gateway.request_body import KeptBodies, RequestBody
 from mesh_llm.gateway.resume_join import Diverged
 from mesh_llm.gateway.router_api import let_go
 from mesh_llm.gateway.routes import PLAIN, Route
@@ -96,7 +96,7 @@ class Proxy:
         self._serving = serving
         self._choice = ReplicaChoice(warm)
         self._limits = limits
-        self._kept_bytes = 0
+        self._kept = KeptBodies(limits.kept_bytes)
         self._pool = ConnectionPool(limits)
         self._ollama = OllamaModels(self._told)
 
@@ -110,49 +110,44 @@ class Proxy:
             return _own(await self._ollama.listed(http.path, models), exchange)
         if len(models) == 1:
             await _until_serving(http, models[0])
-        body = await RequestBody.receive(http, exchange, self._within_budget())
-        kept_bytes = len(body.start)
-        self._kept_bytes += kept_bytes
-        try:
-            if len(models) > 1 and is_list(http.method, http.path):
-                return await self._list(exchange, models)
-            model = _model_of(http, body, models)
-            if len(models) > 1 and model_asked_for(http.method, http.path) is not None:
-                _, told = await self._told(model, MODELS_PATH)
-                return _own(entry(model, told), exchange)
-            request = _Request(http=http, exchange=exchange, engine=engine, model=model)
-            response = await self._answer(request, body)
-            if exchange.answer_writer is not None:
-                # Out of turn: the engine is done with it, however slowly its client reads.
-                await exchange.answer_writer.finish()
-            return response
-        except EngineSilent as error:
-            late = api_errors.body_late if body.waiting else api_errors.engine_silent
-            raise (body.failure or late(self._limits.silence_s)) from error
-        finally:
-            self._kept_bytes -= kept_bytes
+        limits = self._limits
+        if len(models) > 1:
+            # What names the model may stand at the end.
+            limits = replace(limits, replay_bytes=limits.body_bytes)
+        with self._kept.share() as keep:
+            body = await RequestBody.receive(http, exchange, limits, keep=keep)
+            try:
+                if len(models) > 1 and is_list(http.method, http.path):
+                    return await self._list(exchange, models)
+                model = _model_of(http, body, models)
+                if len(models) > 1 and model_asked_for(http.method, http.path) is not None:
+                    _, told = await self._told(model, MODELS_PATH)
+                    return _own(entry(model, told), exchange)
+                request = _Request(http=http, exchange=exchange, engine=engine, model=model)
+                response = await self._answer(request, body)
+                if exchange.answer_writer is not None:
+                    # Out of turn: the engine is done with it, however slowly its client reads.
+                    await exchange.answer_writer.finish()
+                return response
+            except EngineSilent as error:
+                late = api_errors.body_late if body.waiting else api_errors.engine_silent
+                raise (body.failure or late(self._limits.silence_s)) from error
 
     async def _answer(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         method, path = request.http.method, request.http.path
         if is_ollama(path):
             return await self._translated(request, body)
-        seed = request.model.details().seed
-        generation = TextRequest.read(method, path, body.start, seed=seed) if body.complete else None
-        if generation is not None:
-            return await self._generate(request, generation)
+        if body.complete and not body.exceeds(self._limits.replay_bytes):
+            seed = request.model.details().seed
+            generation = TextRequest.read(method, path, body.start, seed=seed)
+            if generation is not None:
+                return await self._generate(request, generation)
         await _until_serving(request.http, request.model)
         if not body.complete:
             return await self._upload(request, body)
         if (model := model_asked_for(method, path)) is not None:
             return await self._model(request, model)
         return await self._pass_on(request, body)
-
-    def _within_budget(self) -> Limits:
-        """Of all requests together only so much is kept to be sent again; more just goes through."""
-        left_bytes = max(0, self._limits.kept_bytes - self._kept_bytes)
-        if left_bytes >= self._limits.replay_bytes:
-            return self._limits
-        return replace(self._limits, replay_bytes=min(self._limits.replay_bytes, left_bytes))
 
     async def engine_metrics(self) -> bytes:
         """The engine's own series, or nothing where it has none to give in time."""
@@ -226,8 +221,10 @@ class Proxy:
     async def _translated(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         """A request of Ollama's API, which the engine is asked in its own words."""
         path = request.http.path
-        if not body.complete:
+        if body.exceeds(self._limits.replay_bytes):
             raise api_errors.body_too_large(self._limits.replay_bytes)
+        if not body.complete:
+            raise api_errors.bodies_full()
         document = ollama_document(body.start)
         if path == ollama.SHOW_PATH:
             return _own(await self._ollama.shown(request.model), request.exchange)
@@ -532,6 +529,8 @@ def _model_of(http: web.BaseRequest, body: RequestBody, models: Sequence[ModelSe
     if len(models) == 1:
         return models[0]
     name = named(http.method, http.path, http.query, body.start, complete=body.complete)
+    if name is None and not body.complete:
+        raise api_errors.bodies_full()
     model = chosen(models, name)
     if model is None:
         raise api_errors.no_such_model(str(name), [each.names[0] for each in models])

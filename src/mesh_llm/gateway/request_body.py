@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError, HttpVersion11
@@ -16,6 +17,35 @@ from mesh_llm.gateway.metrics import Exchange
 
 # Others say that they have none; some servers would wait for one (RFC 9110, 8.6).
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_SMALL_BYTES = 64 << 10
+"""Kept of a body whatever is kept of others: most are no longer, and hundreds of them are little."""
+
+Keep = Callable[[int], bool]
+"""Is told how many more bytes are kept, and says whether there is room for others; may refuse them."""
+
+
+class KeptBodies:
+    """What is kept of the bodies of all requests together, to be sent again."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Keep]:
+        """Of one request, until the end of the block."""
+        own_bytes = 0
+
+        def keep(size: int) -> bool:
+            nonlocal own_bytes
+            own_bytes += size
+            self._bytes += size
+            return self._bytes < self._limit_bytes
+
+        try:
+            yield keep
+        finally:
+            self._bytes -= own_bytes
 
 
 class RequestBody:
@@ -26,11 +56,11 @@ class RequestBody:
         request: web.BaseRequest,
         exchange: Exchange,
         limits: Limits,
-        on_bytes: Callable[[int], None] | None = None,
+        keep: Keep,
     ) -> None:
         assert isinstance(request.protocol, ClientConnection)
         self._connection = request.protocol
-        self._on_bytes = on_bytes
+        self._keep = keep
         self._content = request.content
         self._exchange = exchange
         self._limits = limits
@@ -52,13 +82,10 @@ class RequestBody:
         exchange: Exchange,
         limits: Limits,
         *,
-        on_bytes: Callable[[int], None] | None = None,
+        keep: Keep = lambda _: True,
     ) -> RequestBody:
-        """Let the client begin, and take in what may have to be sent a second time.
-
-        `on_bytes` is told how many have come, and may refuse to take them.
-        """
-        body = cls(request, exchange, limits, on_bytes)
+        """Let the client begin, and take in what may have to be sent a second time."""
+        body = cls(request, exchange, limits, keep)
         if body._length is not None and body._length > limits.body_bytes:
             raise api_errors.body_too_large(limits.body_bytes)
         await body._let_begin(request)
@@ -74,6 +101,10 @@ class RequestBody:
         if self._length is None:
             return {"Transfer-Encoding": "chunked"}
         return {"Content-Length": str(self._length)}
+
+    def exceeds(self, size: int) -> bool:
+        """As far as is known."""
+        return max(len(self.start), self._length or 0) > size
 
     @property
     def chunked(self) -> bool:
@@ -108,15 +139,22 @@ class RequestBody:
         if self._content.is_eof() and not self._content.exception():
             # It came along with the head: there is nothing to wait for.
             self.start = self._taken(self._content.read_nowait())
+            self._keep(len(self.start))
             self.complete = True
             return
-        while not self.complete and self._exchange.received_bytes <= self._limits.replay_bytes:
+        has_room = True
+        while not self.complete and self._may_keep_more(has_room=has_room):
             try:
                 async with asyncio.timeout(self._limits.silence_s):
                     parts.append(await self._next())
             except TimeoutError:
                 raise api_errors.body_late(self._limits.silence_s) from None
+            has_room = self._keep(len(parts[-1]))
         self.start = b"".join(parts)
+
+    def _may_keep_more(self, *, has_room: bool) -> bool:
+        most_bytes = self._limits.replay_bytes if has_room else _SMALL_BYTES
+        return self._exchange.received_bytes <= most_bytes
 
     async def _next_in_time(self) -> bytes:
         """An engine, and perhaps one of its slots, waits for it: it may not come by drops."""
@@ -145,6 +183,4 @@ class RequestBody:
         self._exchange.received_bytes += len(chunk)
         if self._exchange.received_bytes > self._limits.body_bytes:
             raise api_errors.body_too_large(self._limits.body_bytes)
-        if self._on_bytes is not None:
-            self._on_bytes(len(chunk))
         return chunk

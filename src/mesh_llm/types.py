@@ -406,6 +406,8 @@ class Stage:
     """Of the model's layers."""
     device: str = ""
     """See `Place`."""
+    main_bytes: int | None = None
+    """Of what it needs, in main memory; older nodes do not say."""
 
     @property
     def place(self) -> Place:

@@ -74,7 +74,7 @@ def test_memory_that_nodes_share_is_taken_once_from_all_of_them() -> None:
 def test_a_host_fills_its_gpus_first() -> None:
     mesh = snapshot(node("ann", 30, gpus=(gpu(16),)))
     left = without(mesh, [plan(mesh)]).nodes[0].facts
-    assert left.gpus[0].free_bytes == 0
+    assert left.gpus[0].free_bytes < GB  # whole layers
     assert 20 * GB < left.memory_bytes < 30 * GB
 
 
@@ -135,3 +135,20 @@ def test_a_plan_is_valid_beside_the_models_that_it_was_made_beside() -> None:
     assert plan(without(mesh, [second])).key == first.key
     assert plan(without(mesh, [first])).key == second.key
     assert replace(left.nodes[0], facts=mesh.nodes[0].facts) == mesh.nodes[0]
+
+
+def test_experts_are_taken_from_main_memory() -> None:
+    mixture = replace(
+        BIG, layers=tuple(replace(layer, expert_bytes=layer.weight_bytes * 9 // 10) for layer in BIG.layers)
+    )
+    mesh = snapshot(node("ann", 60, gpus=(gpu(24),), cpu_moe=1000))
+    left = without(mesh, [plan(mesh, mixture)]).nodes[0].facts
+    assert left.memory_bytes < 45 * GB
+    assert left.gpus[0].free_bytes > 15 * GB
+
+
+def test_layers_beyond_the_bound_of_a_gpu_are_taken_from_main_memory() -> None:
+    mesh = snapshot(node("ann", 60, gpus=(gpu(24),), gpu_layers=2))
+    left = without(mesh, [plan(mesh)]).nodes[0].facts
+    assert left.memory_bytes < 45 * GB
+    assert left.gpus[0].free_bytes > 15 * GB

@@ -69,6 +69,7 @@ def _joined(stages: Sequence[Stage]) -> tuple[Stage, ...]:
                 need_bytes=before.need_bytes + stage.need_bytes,
                 share=min(1.0, before.share + stage.share),
                 device="",
+                main_bytes=None,
             )
         found[stage.node] = stage
     return tuple(found.values())
@@ -111,6 +112,7 @@ _STAGE = Shape(
     need_bytes=whole(),
     share=number(1.0),
     device=text(NAME_CHARS),
+    main_bytes=maybe(whole()),
 )
 _PLAN = Shape(
     Plan,

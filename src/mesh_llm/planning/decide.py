@@ -8,6 +8,7 @@ beaten: speeds and delays are measured, and a restart costs everybody a pause.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from types import MappingProxyType
 
 from mesh_llm.defaults import CLEARLY_FASTER
@@ -20,6 +21,7 @@ from mesh_llm.planning.fit import smallest_context, stage_need
 from mesh_llm.planning.lanes import lanes_for
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.manual_layers import obeys_ratios
+from mesh_llm.planning.memory_layout import Allocation
 from mesh_llm.planning.placement import Layout, seconds_of
 from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.predict import prediction
@@ -186,7 +188,8 @@ def _plan(asked: Question, best: Proposal | Shortage, demand: int) -> Plan:
     layout = best.layout
     lanes, lanes_reason = lanes_for(asked.settings, best.inputs, layout, demand)
     inputs = best.inputs.with_lanes(lanes)
-    stages = tuple(_stage(inputs, layout, span) for span in layout.spans)
+    lie = inputs.allocations(layout.host, layout.spans, head_on_worker=layout.head_on_worker) or ()
+    stages = tuple(_stage(inputs, layout, span, lies) for span, lies in zip_longest(layout.spans, lie))
     need = sum(stage.need_bytes for stage in stages)
     if all(span.node != layout.host for span in layout.spans):
         need += _need(inputs, layout, Span(layout.host, 0, 0))[1]
@@ -207,7 +210,7 @@ def _plan(asked: Question, best: Proposal | Shortage, demand: int) -> Plan:
     )
 
 
-def _stage(inputs: PlanInputs, layout: Layout, span: Span) -> Stage:
+def _stage(inputs: PlanInputs, layout: Layout, span: Span, lies: Allocation | None) -> Stage:
     weights, need = _need(inputs, layout, span)
     return Stage(
         node=span.node,
@@ -217,6 +220,7 @@ def _stage(inputs: PlanInputs, layout: Layout, span: Span) -> Stage:
         need_bytes=need,
         share=(span.last - span.first) / inputs.load.count,
         device=span.device,
+        main_bytes=min(need, lies.main_bytes) if lies is not None else None,
     )
 
 

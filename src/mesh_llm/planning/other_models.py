@@ -58,18 +58,20 @@ def _used(snapshot: Snapshot, plans: Iterable[Plan]) -> dict[NodeId, Counter[str
     used: dict[NodeId, Counter[str]] = {node.id: Counter() for node in snapshot.nodes}
     for plan in plans:
         staged = sum(stage.need_bytes for stage in plan.stages)
-        needs = [(stage.node, stage.device, stage.need_bytes) for stage in plan.stages]
+        needs = [(stage.node, stage.device, stage.need_bytes, stage.main_bytes or 0) for stage in plan.stages]
         if plan.host is not None and plan.need_bytes > staged:
             # A host without layers has the embedding and the head.
-            needs.append((plan.host, "", plan.need_bytes - staged))
-        for id, device, size in needs:
+            needs.append((plan.host, "", plan.need_bytes - staged, 0))
+        for id, device, size, main in needs:
             if (node := snapshot.node(id)) is not None:
-                _take(used[id], node.facts, device, size, hosts=id == plan.host)
+                main = min(main, size)
+                used[id][CPU] += main
+                _take(used[id], node.facts, device, size - main, hosts=id == plan.host)
     return used
 
 
 def _take(used: Counter[str], facts: NodeFacts, device: str, size: int, *, hosts: bool) -> None:
-    """A worker's stage lies on its device; a host's on the GPUs as far as they go."""
+    """Where no more is known: a worker's stage lies on its device, a host's on the GPUs as far as they go."""
     if hosts:
         for gpu in used_gpus(facts):
             part = max(0, min(size, gpu.free_bytes - used[gpu.name]))
@@ -97,6 +99,7 @@ def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], 
             replace(
                 device,
                 bytes=max(0, device.bytes - own.get(device.name, 0)),
+                experts_bytes=max(0, device.experts_bytes - own.get(CPU, 0)),
                 speed=_shared(device.speed, busy),
             )
             for device in facts.devices

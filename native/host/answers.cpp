@@ -144,9 +144,8 @@ void check_result(const ggml_tensor & tensor, size_t offset, const void * data, 
     }
     const auto * bytes = static_cast<const uint8_t *>(data);
     const std::vector<uint8_t> copy(bytes, bytes + size);
-    const auto * address = static_cast<const uint8_t *>(tensor.data);
     try {
-        run_checks({{&tensor, bound, distinct}}, {{address, &copy}});
+        run_checks({{&tensor, bound, distinct}}, {{byte_range(tensor), &copy}});
     } catch (const std::invalid_argument & error) {
         refuse(std::string("wrong row numbers: ") + error.what());
     }

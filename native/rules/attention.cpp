@@ -169,6 +169,8 @@ void check_heads(const subject & node) {
     node.require(has_dense_rows(q) && has_dense_rows(k) && has_dense_rows(v), "its rows do not lie side by side");
     node.require(q.ne[0] == k.ne[0] && k.ne[1] == v.ne[1], "its queries, keys and values do not fit");
     node.require(k.ne[0] % ggml_blck_size(dot_type(k.type)) == 0, "its keys are not whole blocks");
+    // Devices divide by them when they are asked, whatever they would compute.
+    node.require(!ggml_is_empty(&k) && !ggml_is_empty(&v), "it has no keys or no values");
     node.require(
         divides(k.ne[2], q.ne[2]) && divides(v.ne[2], q.ne[2]) && divides(k.ne[3], q.ne[3]) &&
             divides(v.ne[3], q.ne[3]),

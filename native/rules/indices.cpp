@@ -54,8 +54,14 @@ bool find_use(const ggml_tensor & node, index_use & use) {
     }
 }
 
-bool is_far(const ggml_tensor & t) {
-    return t.buffer != nullptr && !ggml_backend_buffer_is_host(t.buffer);
+// All that a node may write. On other devices kernels may write behind their results, up to a round length.
+byte_range written(const ggml_tensor & node) {
+    byte_range all(node);
+    if (is_far(node.buffer) && all.begin < all.end) {
+        all.end.address =
+            all.begin.address + ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(node.buffer), &node);
+    }
+    return all;
 }
 
 bool sorts(const ggml_tensor & node) {
@@ -74,7 +80,7 @@ bool wrote_all_of(const ggml_tensor & part, const ggml_tensor & writer) {
 }
 
 bool same_numbers(const ggml_tensor & a, const ggml_tensor & b) {
-    return a.data == b.data && a.type == b.type && std::equal(a.ne, a.ne + GGML_MAX_DIMS, b.ne) &&
+    return begin_together(a, b) && a.type == b.type && std::equal(a.ne, a.ne + GGML_MAX_DIMS, b.ne) &&
            std::equal(a.nb, a.nb + GGML_MAX_DIMS, b.nb);
 }
 
@@ -100,7 +106,7 @@ class index_finder {
             add_use(index, node, use);
         }
         if (!op_only_renames(node.op)) {
-            writers_.push_back({byte_range(node), &node, sorter_of(node), nullptr});
+            writers_.push_back({written(node), &node, sorter_of(node), nullptr});
         }
         ++position_;
     }
@@ -179,7 +185,7 @@ class index_finder {
     // GPUs choose experts in one kernel, which writes no more of what it sorts than its first user takes: a second
     // user that takes others would find old numbers there.
     static bool takes_the_same(writer & from, const ggml_tensor & ids) {
-        if (is_far(ids) && from.ids != nullptr && !same_numbers(*from.ids, ids)) {
+        if (is_far(ids.buffer) && from.ids != nullptr && !same_numbers(*from.ids, ids)) {
             return false;
         }
         from.ids = &ids;
@@ -221,19 +227,18 @@ class number_rows {
 
 // Where all of a tensor's bytes are fresh, and written once; null else.
 const uint8_t * find_fresh(const ggml_tensor & tensor, const std::vector<fresh_bytes> & fresh) {
-    const auto * begin = static_cast<const uint8_t *>(tensor.data);
-    const uint8_t * end = begin + ggml_nbytes(&tensor);
+    const byte_range wanted(tensor);
     const fresh_bytes * only = nullptr;
     for (const fresh_bytes & each : fresh) {
-        if (each.address < end && begin < each.address + each.bytes->size()) {
+        if (each.place.overlaps(wanted)) {
             if (only != nullptr) {
                 return nullptr;
             }
             only = &each;
         }
     }
-    const bool whole = only != nullptr && only->address <= begin && end <= only->address + only->bytes->size();
-    return whole ? only->bytes->data() + (begin - only->address) : nullptr;
+    const bool whole = only != nullptr && only->place.contains(wanted);
+    return whole ? only->bytes->data() + (wanted.begin.address - only->place.begin.address) : nullptr;
 }
 
 [[noreturn]] void out_of_bounds(int64_t number, int64_t bound) {
@@ -292,7 +297,7 @@ template <typename Number> void check_numbers(const index_check & check, const u
 }  // namespace
 
 bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted) {
-    const size_t offset = byte_range(ids).begin - byte_range(sorted).begin;
+    const size_t offset = byte_range(ids).begin.address - byte_range(sorted).begin.address;
     const size_t row = sorted.nb[1];
     if (ids.nb[0] != sizeof(int32_t) || row == 0 || (ids.ne[1] > 1 && ids.nb[1] % row != 0)) {
         return false;
@@ -317,7 +322,7 @@ void run_checks(
         const uint8_t * near = find_fresh(*check.tensor, fresh);
         if (near == nullptr) {
             settle();
-            near = is_far(*check.tensor) ? nullptr : static_cast<const uint8_t *>(check.tensor->data);
+            near = is_far(check.tensor->buffer) ? nullptr : static_cast<const uint8_t *>(check.tensor->data);
         }
         if (check.tensor->type == GGML_TYPE_I64) {
             check_numbers<int64_t>(check, near);
@@ -330,15 +335,6 @@ void run_checks(
 // --- what a run writes ---
 
 namespace {
-
-// All that a node may write. On other devices kernels may write behind their results, up to a round length.
-byte_range written(const ggml_tensor & node) {
-    byte_range all(node);
-    if (is_far(node) && all.begin < all.end) {
-        all.end = all.begin + ggml_backend_buft_get_alloc_size(ggml_backend_buffer_get_type(node.buffer), &node);
-    }
-    return all;
-}
 
 template <typename Number> std::vector<int64_t> sorted_numbers(const uint8_t * bytes, int64_t count) {
     std::vector<int64_t> numbers;
@@ -363,9 +359,9 @@ const uint8_t * known_numbers(
     }
     const byte_range place(ids);
     const bool change = std::any_of(fresh.begin(), fresh.end(), [&](const fresh_bytes & each) {
-        return byte_range(each.address, each.bytes->size()).overlaps(place);
+        return each.place.overlaps(place);
     });
-    return change || is_far(ids) ? find_fresh(ids, fresh) : static_cast<const uint8_t *>(ids.data);
+    return change || is_far(ids.buffer) ? find_fresh(ids, fresh) : static_cast<const uint8_t *>(ids.data);
 }
 
 // The rows that a node sets. False where they are not known.
@@ -390,7 +386,8 @@ bool add_rows(
     const auto add = [&](int64_t first, int64_t last) {
         const auto * base = static_cast<const uint8_t *>(node.data) + static_cast<size_t>(first) * node.nb[1];
         found.emplace_back(
-            base, static_cast<size_t>(last - first) * node.nb[1] + ggml_row_size(node.type, node.ne[0])
+            base, static_cast<size_t>(last - first) * node.nb[1] + ggml_row_size(node.type, node.ne[0]),
+            node.buffer
         );
     };
     if (count > MAX_ROWS_APART) {

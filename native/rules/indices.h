@@ -39,7 +39,7 @@ bool is_part_of_rows(const ggml_tensor & ids, const ggml_tensor & sorted);
 
 // Bytes that have just been written to a graph's memory, or are on their way there.
 struct fresh_bytes {
-    const uint8_t * address;
+    byte_range place;
     const std::vector<uint8_t> * bytes;
 };
 

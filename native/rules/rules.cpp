@@ -83,15 +83,28 @@ bool has_own_bytes(const ggml_tensor & t) {
     return true;
 }
 
+bool begin_together(const ggml_tensor & a, const ggml_tensor & b) {
+    return a.data == b.data && (a.buffer == b.buffer || !(is_far(a.buffer) || is_far(b.buffer)));
+}
+
 bool same_place(const ggml_tensor & a, const ggml_tensor & b) {
-    return a.data == b.data && a.type == b.type && same_shape(a, b) &&
+    return begin_together(a, b) && a.type == b.type && same_shape(a, b) &&
            std::equal(a.nb, a.nb + GGML_MAX_DIMS, b.nb);
+}
+
+bool is_far(ggml_backend_buffer_t buffer) {
+    return buffer != nullptr && !ggml_backend_buffer_is_host(buffer);
+}
+
+byte_range::byte_range(const void * from, uint64_t size, ggml_backend_buffer_t buffer) {
+    begin.memory = end.memory = is_far(buffer) ? reinterpret_cast<uintptr_t>(buffer) : 0;
+    begin.address = reinterpret_cast<uintptr_t>(from);
+    end.address = begin.address + size;
 }
 
 byte_range::byte_range(const ggml_tensor & t) {
     if (t.data != nullptr) {
-        begin = reinterpret_cast<uintptr_t>(t.data);
-        end = begin + ggml_nbytes(&t);
+        *this = byte_range(t.data, ggml_nbytes(&t), t.buffer);
     }
 }
 
@@ -165,7 +178,7 @@ void check_views(const subject & node) {
     if (dst.op == GGML_OP_VIEW) {
         return;  // its place was checked against its parent's
     }
-    node.require(dst.data == node.src(0).data, "it begins elsewhere than its source");
+    node.require(begin_together(dst, node.src(0)), "it begins elsewhere than its source");
     node.require(
         ggml_nelements(&dst) == ggml_nelements(&node.src(0)), "it has more or less elements than its source"
     );

@@ -2,6 +2,7 @@
 
 // Inside of validate.cpp: what the rules of single ops are written with.
 
+#include "ggml-backend.h"
 #include "ggml.h"
 
 #include <cstddef>
@@ -75,18 +76,42 @@ inline bool same_shape(const ggml_tensor & a, const ggml_tensor & b) {
     return ggml_are_same_shape(&a, &b);
 }
 
+// Whatever their shapes.
+bool begin_together(const ggml_tensor & a, const ggml_tensor & b);
+
 // The same bytes in the same order.
 bool same_place(const ggml_tensor & a, const ggml_tensor & b);
+
+// Memory that this process cannot read by its address.
+bool is_far(ggml_backend_buffer_t buffer);
+
+// Where a byte lies. Some devices give all their buffers the same addresses: these count within a buffer.
+struct byte_place {
+    uintptr_t memory = 0;  // the device's buffer; 0 for memory of this process
+    uintptr_t address = 0;
+
+    bool operator<(const byte_place & other) const {
+        return memory != other.memory ? memory < other.memory : address < other.address;
+    }
+    bool operator<=(const byte_place & other) const {
+        return !(other < *this);
+    }
+};
 
 // The bytes that a tensor lies on, as numbers: a node that is not computed may have no memory, and pointers must not
 // be computed from none. Such a tensor overlaps nothing.
 struct byte_range {
-    uintptr_t begin = 0;
-    uintptr_t end = 0;
+    byte_place begin;
+    byte_place end;
 
     byte_range() = default;
-    byte_range(const void * from, uint64_t size) : begin(reinterpret_cast<uintptr_t>(from)), end(begin + size) {}
+    byte_range(const void * from, uint64_t size, ggml_backend_buffer_t buffer);
     explicit byte_range(const ggml_tensor & t);
+
+    // Of a range in one buffer.
+    uint64_t size() const {
+        return end.address - begin.address;
+    }
 
     // An empty range overlaps nothing, wherever it lies.
     bool overlaps(const byte_range & other) const {

@@ -133,8 +133,9 @@ class asked_op {
     }
 };
 
+// What has no elements is never computed, and devices do not expect to be asked about it.
 bool computes(ggml_backend_dev_t device, const ggml_tensor * op) {
-    return node_is_allowed(op) && ggml_backend_dev_supports_op(device, op);
+    return node_is_allowed(op) && (ggml_is_empty(op) || ggml_backend_dev_supports_op(device, op));
 }
 
 }  // namespace

@@ -13,24 +13,21 @@ namespace opaque_memory {
 
 namespace {
 
+constexpr size_t MOST_BYTES = 1ULL << 36;
+
+// Where tensors are told that they lie; nothing can be read there. The same for all buffers, as on some devices.
+void * base() {
+    static void * const address =
+        mmap(nullptr, MOST_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(address != MAP_FAILED);
+    return address;
+}
+
 struct storage {
     std::vector<uint8_t> bytes;
-    void * address;  // what tensors are told; nothing can be read there
-
-    explicit storage(size_t size)
-        : bytes(size), address(mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
-        CHECK(address != MAP_FAILED);
-    }
-
-    ~storage() {
-        munmap(address, bytes.size());
-    }
-
-    storage(const storage &) = delete;
-    storage & operator=(const storage &) = delete;
 
     uint8_t * at(const ggml_tensor * tensor, size_t offset, size_t size) {
-        const size_t begin = reinterpret_cast<size_t>(tensor->data) - reinterpret_cast<size_t>(address) + offset;
+        const size_t begin = reinterpret_cast<size_t>(tensor->data) - reinterpret_cast<size_t>(base()) + offset;
         CHECK(begin <= bytes.size() && size <= bytes.size() - begin);
         return bytes.data() + begin;
     }
@@ -44,8 +41,8 @@ void free_buffer(ggml_backend_buffer_t buffer) {
     delete static_cast<storage *>(buffer->context);
 }
 
-void * get_base(ggml_backend_buffer_t buffer) {
-    return storage_of(buffer).address;
+void * get_base(ggml_backend_buffer_t) {
+    return base();
 }
 
 void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
@@ -82,7 +79,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     calls.set_tensor = set_tensor;
     calls.get_tensor = get_tensor;
     calls.clear = clear;
-    return ggml_backend_buffer_init(type, calls, new storage(size), size);
+    return ggml_backend_buffer_init(type, calls, new storage{std::vector<uint8_t>(size)}, size);
 }
 
 size_t alignment(ggml_backend_buffer_type_t) {

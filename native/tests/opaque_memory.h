@@ -1,6 +1,7 @@
 #pragma once
 
 // Memory of a device that this process cannot look into, as that of a GPU: reading it by its address ends the test.
+// All buffers have the same addresses, as with Vulkan.
 
 #include "ggml-backend.h"
 

@@ -236,3 +236,70 @@ TEST("indices: a graph in pieces computes the same, and stops before a number th
         check::thrown([&] { host::run(wrong.decode(wrong.table())); }), "00 is asked for where there are 6"
     );
 }
+
+namespace {
+
+// A sort, an attention and rows that are taken by number, all at the beginning of buffers of their own.
+class placed_nodes {
+  public:
+    ggml_tensor * sorted;
+    ggml_tensor * attention;
+    ggml_tensor * ids;
+    ggml_tensor * rows;
+
+    placed_nodes() {
+        ggml_context * c = context_.get();
+        sorted = ggml_argsort(c, ggml_new_tensor_2d(c, GGML_TYPE_F32, 6, 1), GGML_SORT_ORDER_DESC);
+        ggml_tensor * keys = ggml_new_tensor_3d(c, GGML_TYPE_F16, 64, 32, 1);
+        attention = ggml_flash_attn_ext(
+            c, ggml_new_tensor_3d(c, GGML_TYPE_F32, 64, 1, 1), keys, keys, nullptr, 1.0F, 0.0F, 0.0F
+        );
+        ids = ggml_new_tensor_1d(c, GGML_TYPE_I32, 6);
+        rows = ggml_get_rows(c, ggml_new_tensor_2d(c, GGML_TYPE_F32, 8, 6), ids);
+        for (ggml_tensor * each : {sorted, attention, ids, rows}) {
+            buffers_.emplace_back(ggml_backend_buft_alloc_buffer(opaque_memory::memory(), 1 << 20));
+            put(each, buffers_.back().get(), 0);
+            each->flags |= GGML_TENSOR_FLAG_COMPUTE;
+        }
+    }
+
+    void put(ggml_tensor * tensor, ggml_backend_buffer_t buffer, size_t offset) {
+        tensor->buffer = buffer;
+        tensor->data = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer)) + offset;
+    }
+
+    // Before which node its numbers are looked at; nothing where they need no look.
+    std::vector<size_t> looks() const {
+        std::vector<size_t> found;
+        for (const mesh::index_check & each : mesh::index_checks({{0, sorted}, {1, attention}, {2, rows}})) {
+            found.push_back(each.before);
+        }
+        return found;
+    }
+
+  private:
+    ggml_context_ptr context_{ggml_init({1 << 16, nullptr, true})};
+    std::vector<ggml_backend_buffer_ptr> buffers_;
+};
+
+}  // namespace
+
+TEST("indices: buffers of a device may have the same addresses") {
+    opaque_memory::device() = {};
+    placed_nodes nodes;
+    CHECK(nodes.looks() == std::vector<size_t>{0});  // what a client wrote, not what was sorted
+    CHECK(!mesh::byte_range(*nodes.sorted).overlaps(mesh::byte_range(*nodes.ids)));
+    CHECK(!mesh::same_place(*nodes.ids, *nodes.sorted));
+    nodes.put(nodes.ids, nodes.sorted->buffer, 0);
+    CHECK(nodes.looks().empty());
+}
+
+TEST("indices: numbers behind a result that a kernel writes beyond are looked at after it") {
+    opaque_memory::device() = {};
+    placed_nodes nodes;
+    nodes.put(nodes.ids, nodes.attention->buffer, ggml_nbytes(nodes.attention));
+    CHECK(nodes.looks() == std::vector<size_t>{0});
+    opaque_memory::device().scratch = 1 << 10;
+    CHECK(nodes.looks() == std::vector<size_t>{2});
+    opaque_memory::device() = {};
+}

@@ -43,6 +43,13 @@ std::chrono::microseconds cpu_time() {
 }
 
 #if MESH_PLAIN
+// That this process had at once, in bytes.
+uint64_t most_memory() {
+    rusage used{};
+    getrusage(RUSAGE_SELF, &used);
+    return static_cast<uint64_t>(used.ru_maxrss) << 10;
+}
+
 rlim_t pages_in_use() {
     rlim_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
@@ -127,6 +134,29 @@ TEST("limits: a peer that reads nothing holds up nobody else") {
     close(deaf.second);
     CHECK_CONTAINS(stuck.complaint(), "the link to worker 0 is lost");
 }
+
+#if MESH_PLAIN
+TEST("limits: what is received and never computed with is not kept without end") {
+    constexpr uint64_t PIECE = 16 << 20;
+    worker remote(QUOTA);
+    const auto pair = sockets();
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 0, pair.first), 0);
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 1, pair.second), 0);
+    rogue_client greedy(remote);
+    greedy.greet();
+    greedy.alloc(1, PIECE);
+    const mesh::wire::span all = {1, 0, 0, PIECE};
+    const uint64_t before = most_memory();
+    for (uint64_t number = 0; number < 64; ++number) {
+        const mesh::wire::push there = {all, number, 0, 0};
+        const mesh::wire::recv back = {all, number};
+        greedy.send(command::push, {{&there, sizeof there}});
+        greedy.send(command::recv, {{&back, sizeof back}});
+    }
+    CHECK(greedy.alloc(2, 64));
+    CHECK(most_memory() - before < 40 * PIECE);
+}
+#endif
 
 TEST("limits: weights are not attached without end") {
     const model::temporary_file file;

@@ -451,6 +451,13 @@ TEST("rules: products and attention") {
         shorten("flash_attn", "its mask does not fit", GGML_OP_FLASH_ATTN_EXT, 3, 1),
         shorten("flash_attn", "its sinks are not one for each head", GGML_OP_FLASH_ATTN_EXT, 4, 0),
         set_param("flash_attn", "its precision does not exist", GGML_OP_FLASH_ATTN_EXT, 3, 1),
+        {"flash_attn", "it has no keys or no values",
+         [](table & t) {
+             for (const size_t i : {0, 1, 2}) {
+                 source(t, GGML_OP_FLASH_ATTN_EXT, i).ne[2] = 0;
+             }
+             t.back().ne[1] = 0;
+         }},
         {"flash_attn", "its heads do not fit", [](table & t) { source(t, GGML_OP_FLASH_ATTN_EXT, 0).ne[2] = 3; }},
         {"flash_attn long", "it is not contiguous",
          [](table & t) {

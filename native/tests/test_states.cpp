@@ -165,7 +165,8 @@ class waiting_copies {
   public:
     static constexpr uint64_t BYTES = 1 << 20;
 
-    mesh::deferred_copies copies;
+    bool is_over = false;
+    mesh::deferred_copies copies{[this] { return is_over; }};
     std::shared_ptr<mesh::state_room> room = std::make_shared<mesh::state_room>(mesh::cpu_device(), BYTES);
 
     waiting_copies() : memory_(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), BYTES)) {
@@ -185,7 +186,7 @@ class waiting_copies {
     }
 
     void write(uint64_t offset, uint64_t size, uint8_t value) {
-        copies.before_writing({{at(offset), size}});
+        copies.before_writing({{at(offset), size, memory_.get()}});
         std::memset(at(offset), value, size);
     }
 
@@ -578,6 +579,20 @@ TEST("states: what waits for memory between the pieces of a later state is copie
     here.copies.before_overwriting(*here.room, {0, 0, 1000, 3, 1000, 1000});
     CHECK_EQUAL(here.copied(), 1000U);
     CHECK(here.copies.is_empty());
+}
+
+TEST("states: many pieces are all copied, and no more of them once the session is over") {
+    for (const bool is_over : {false, true}) {
+        waiting_copies here;
+        here.is_over = is_over;
+        here.add({0, 0, 1, 10000, 2, 3});
+        here.write(0, 20000, 2);
+        CHECK_EQUAL(here.copied(), is_over ? 4096U : 10000U);
+        const mesh::location to = {nullptr, here.at(0), nullptr, false};
+        CHECK(mesh::copy_pieces({0, 0, 1, 10000, 3, 2}, *here.room, to, true, [=] { return is_over; }));
+        const uint64_t back = std::accumulate(here.at(0), here.at(20000), uint64_t{0});
+        CHECK_EQUAL(back, 2 * 20000U - (is_over ? 4096U : 10000U));
+    }
 }
 
 TEST("states: no more wait than a step can look at") {

@@ -52,7 +52,7 @@ constexpr uint32_t MAX_CACHED_TENSORS = 1U << 20;   // in all these graphs; some
 constexpr uint32_t MAX_BUFFERS = 256;               // per session; llama.cpp makes about five
 constexpr uint64_t MAX_QUEUE_BYTES = 256ULL << 20;  // commands that have arrived and wait for the device
 constexpr uint64_t MAX_SHADOW_BYTES = 64ULL << 20;  // inputs that both sides remember, per session
-constexpr uint32_t RECV_TIMEOUT_MS = 60'000;  // for a push that is on its way; a whole prompt may be before it
+constexpr uint32_t RECV_TIMEOUT_MS = 600'000;  // for a push: as long as the client waits for the stage before it
 constexpr uint32_t MAX_QUESTION_TENSORS = 2 * 11;  // an op, its sources, and what they are views of
 constexpr uint32_t MAX_RUNS_IN_FLIGHT = 32;        // micro-batches that a client sends ahead
 

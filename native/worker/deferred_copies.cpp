@@ -17,12 +17,12 @@ constexpr size_t MOST_WAITING = 2048;
 // Copied around what a step writes: the cells of the next steps, so that most of them find nothing to copy.
 constexpr uint64_t GRAIN = 16 << 10;
 
-// Copied before looking whether a command has arrived: some 50 µs.
+// Copied before looking whether a command has arrived: some 50 µs, also where each piece is a device's own copy.
 constexpr uint32_t PIECE_BYTES = 256 << 10;
+constexpr uint32_t FAR_PIECES = 8;
 
-bool is_host(const location & where) {
-    return ggml_backend_buffer_is_host(where.buffer);
-}
+// Copied before others may have the room: a client chooses how many there are.
+constexpr uint32_t PIECES_AT_ONCE = 4096;
 
 // In order, and none overlaps or touches the next.
 std::vector<byte_range> merged(std::vector<byte_range> && ranges) {
@@ -31,7 +31,7 @@ std::vector<byte_range> merged(std::vector<byte_range> && ranges) {
     });
     std::vector<byte_range> result;
     for (const byte_range & each : ranges) {
-        if (result.empty() || each.begin > result.back().end) {
+        if (result.empty() || result.back().end < each.begin) {
             result.push_back(each);
         } else {
             result.back().end = std::max(result.back().end, each.end);
@@ -49,8 +49,10 @@ uint64_t extent(const wire::copied_range & range, uint32_t stride) {
     return static_cast<uint64_t>(range.count - 1) * stride + range.size;
 }
 
-void copy_pieces(const wire::copied_range & range, location from, location to) {
-    const bool here = is_host(from) && is_host(to);
+namespace {
+
+void copy_at_once(const wire::copied_range & range, location from, location to) {
+    const bool here = !is_far(from.buffer) && !is_far(to.buffer);
     for (uint32_t i = 0; i < range.count; ++i) {
         if (here) {
             std::memcpy(to.data, from.data, range.size);
@@ -64,13 +66,41 @@ void copy_pieces(const wire::copied_range & range, location from, location to) {
     }
 }
 
+}  // namespace
+
+bool copy_pieces(
+    wire::copied_range range, state_room & room, location other, bool puts_back, const is_over & over
+) {
+    for (;;) {
+        wire::copied_range first = range;
+        first.count = std::min(range.count, PIECES_AT_ONCE);
+        const bool there = room.use([&](ggml_backend_buffer_t kept) {
+            auto * base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(kept));
+            if (puts_back) {
+                copy_at_once(first, {kept, base + range.from}, other);
+            } else {
+                copy_at_once(first, other, {kept, base + range.to});
+            }
+        });
+        range.count -= first.count;
+        if (!there || range.count == 0 || over()) {
+            return there;
+        }
+        const uint64_t here = static_cast<uint64_t>(first.count) * range.from_stride;
+        const uint64_t away = static_cast<uint64_t>(first.count) * range.to_stride;
+        range.from += here;
+        range.to += away;
+        other.data += puts_back ? away : here;
+    }
+}
+
 byte_range deferred_copies::copy::source() const {
-    return {from.data, extent(range, range.from_stride)};
+    return {from.data, extent(range, range.from_stride), from.buffer};
 }
 
 // One that can be cut anywhere. On other devices each copy takes its time, however small it is.
 bool deferred_copies::copy::is_one_piece() const {
-    return range.count == 1 && is_host(from);
+    return range.count == 1 && !is_far(from.buffer);
 }
 
 // Bytes `first` to `last` of its piece.
@@ -93,11 +123,8 @@ deferred_copies::copy deferred_copies::copy::last_pieces(uint32_t count) const {
 }
 
 // Where the room is gone, so is the state: nothing is to be done.
-void deferred_copies::copy::perform() const {
-    room->use([&](ggml_backend_buffer_t kept) {
-        auto * base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(kept));
-        copy_pieces(range, from, {kept, base + range.to});
-    });
+void deferred_copies::copy::perform(const is_over & over) const {
+    copy_pieces(range, *room, from, false, over);
 }
 
 bool deferred_copies::copy::goes_to(const state_room & where, uint64_t offset, uint64_t size) const {
@@ -119,7 +146,7 @@ void deferred_copies::add(
 
 void deferred_copies::wait(copy && fresh) {
     if (waiting_.size() >= MOST_WAITING) {
-        fresh.perform();
+        fresh.perform(over_);
         return;
     }
     const byte_range source = fresh.source();
@@ -149,26 +176,27 @@ void deferred_copies::keep_unwritten(
     copy && each, const std::vector<byte_range> & targets, std::vector<copy> & kept
 ) {
     const byte_range source = each.source();
-    const uint64_t size = source.end - source.begin;
+    const uint64_t size = source.size();
     uint64_t rest = 0;  // all before it has been copied or kept
     auto next = std::partition_point(targets.begin(), targets.end(), [&](const byte_range & target) {
         return target.end <= source.begin;
     });
     for (; next != targets.end() && next->begin < source.end; ++next) {
         if (!each.is_one_piece() || kept.size() >= MOST_WAITING) {
-            each.perform();
+            each.perform(over_);
             return;
         }
-        const uint64_t begin = std::max(next->begin, source.begin) - source.begin;
+        const uint64_t begin = std::max(next->begin, source.begin).address - source.begin.address;
+        const uint64_t end = std::min(next->end, source.end).address - source.begin.address;
         const uint64_t first = std::max(rest, begin / GRAIN * GRAIN);
-        const uint64_t last = std::min(size, (next->end - source.begin + GRAIN - 1) / GRAIN * GRAIN);
+        const uint64_t last = std::min(size, (end + GRAIN - 1) / GRAIN * GRAIN);
         if (first >= last) {
             continue;
         }
         if (rest < first) {
             kept.push_back(each.part(rest, first));
         }
-        each.part(first, last).perform();
+        each.part(first, last).perform(over_);
         rest = last;
     }
     if (rest < size) {
@@ -186,7 +214,7 @@ void deferred_copies::take_out(const state_room & room, uint64_t offset, uint64_
 }
 
 void deferred_copies::before_reading(const state_room & room, uint64_t offset, uint64_t size) {
-    take_out(room, offset, size, [](const copy & each) { each.perform(); });
+    take_out(room, offset, size, [this](const copy & each) { each.perform(over_); });
 }
 
 void deferred_copies::before_overwriting(const state_room & room, const wire::copied_range & range) {
@@ -196,7 +224,7 @@ void deferred_copies::before_overwriting(const state_room & room, const wire::co
     take_out(room, range.to, size, [&](const copy & each) {
         const uint64_t end = each.range.to + extent(each.range, each.range.to_stride);
         if (!whole || each.range.to < range.to || end > range.to + size) {
-            each.perform();
+            each.perform(over_);
         }
     });
 }
@@ -207,15 +235,16 @@ void deferred_copies::drop(const state_room & room) {
 
 void deferred_copies::copy_some() {
     copy & last = waiting_.back();
-    const auto rows = static_cast<uint32_t>(std::max<uint64_t>(1, PIECE_BYTES / last.range.size));
+    const uint32_t most = is_far(last.from.buffer) ? FAR_PIECES : PIECES_AT_ONCE;
+    const uint32_t rows = std::clamp(PIECE_BYTES / last.range.size, 1U, most);
     if (last.range.count > rows) {
-        last.last_pieces(rows).perform();
+        last.last_pieces(rows).perform(over_);
         last.range.count -= rows;
     } else if (last.is_one_piece() && last.range.size > PIECE_BYTES) {
-        last.part(last.range.size - PIECE_BYTES, last.range.size).perform();
+        last.part(last.range.size - PIECE_BYTES, last.range.size).perform(over_);
         last.range.size -= PIECE_BYTES;
     } else {
-        last.perform();
+        last.perform(over_);
         waiting_.pop_back();
     }
 }

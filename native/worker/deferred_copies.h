@@ -9,7 +9,9 @@
 #include "worker/state_room.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace mesh {
@@ -17,12 +19,19 @@ namespace mesh {
 // Bytes from the first of a range's pieces to the end of the last, so many apart.
 uint64_t extent(const wire::copied_range & range, uint32_t stride);
 
-// Copies a range's pieces, the first of which lie here.
-void copy_pieces(const wire::copied_range & range, location from, location to);
+using is_over = std::function<bool()>;
 
-// Of one session, and used by one thread.
+// Copies a range's pieces to a room or back, the first of which lies at `other` outside of it. Ends early once
+// `over`. False where the room is gone.
+bool copy_pieces(
+    wire::copied_range range, state_room & room, location other, bool puts_back, const is_over & over
+);
+
+// Of one session, and used by one thread. Nothing more is copied once the session is over.
 class deferred_copies {
   public:
+    explicit deferred_copies(is_over over) : over_(std::move(over)) {}
+
     bool is_empty() const {
         return waiting_.empty();
     }
@@ -58,10 +67,11 @@ class deferred_copies {
         bool is_one_piece() const;
         copy part(uint64_t first, uint64_t last) const;
         copy last_pieces(uint32_t count) const;
-        void perform() const;
+        void perform(const is_over & over) const;
         bool goes_to(const state_room & where, uint64_t offset, uint64_t size) const;
     };
 
+    is_over over_;
     std::vector<copy> waiting_;
     byte_range sources_;
 

@@ -57,6 +57,7 @@ constexpr std::chrono::seconds HELLO_TIME{10};          // a client greets as so
 constexpr uint64_t MAX_HELLO_BYTES = 4096;              // before that nothing larger is taken from it
 constexpr uint32_t MAX_ATTACHED = 1U << 17;             // weights; the largest models have some 2,000
 constexpr uint64_t MAX_RUN_INPUT_BYTES = 512ULL << 20;  // inputs of one RUN: a few bytes may stand for many
+constexpr uint64_t RECEIVED_OVERHEAD = 256;             // what keeping a push costs besides its bytes
 
 class session {
   public:
@@ -138,9 +139,9 @@ class session {
     std::string model_;     // that the client's weights are of
     uint64_t granted_ = 0;  // when it greeted
     std::map<uint32_t, memory> buffers_;
-    std::map<uint32_t, std::shared_ptr<state_room>> rooms_;  // for saved states
-    deferred_copies deferred_;                               // to these
-    uint32_t attached_ = 0;                                  // weights in all of them
+    std::map<uint32_t, std::shared_ptr<state_room>> rooms_;             // for saved states
+    deferred_copies deferred_{[this] { return queue_->is_closed(); }};  // to these
+    uint32_t attached_ = 0;                                             // weights in all of them
     std::unordered_map<wire::graph_key, kept_graph, key_hash, key_equal> graphs_;
     std::deque<wire::graph_key> order_;
     bool ran_ = false;    // and nothing was written since
@@ -148,6 +149,7 @@ class session {
     shadows shadows_;
     clock::time_point idle_since_ = clock::now();
     std::vector<placed_input> received_;  // and not yet written
+    uint64_t received_bytes_ = 0;         // what these cost
     uint64_t pushed_in_ = 0;
     uint64_t pushed_out_ = 0;
     uint64_t counted_in_ = 0;
@@ -468,7 +470,8 @@ class session {
     // A state is what it was when it was saved.
     void before_writing_all(const memory & place) {
         if (place.buffer) {
-            deferred_.before_writing({{ggml_backend_buffer_get_base(place.buffer.get()), place.size}});
+            ggml_backend_buffer * buffer = place.buffer.get();
+            deferred_.before_writing({{ggml_backend_buffer_get_base(buffer), place.size, buffer}});
         }
     }
 
@@ -480,7 +483,7 @@ class session {
         if (found.is_weight) {
             throw std::invalid_argument("a command would overwrite a weight");
         }
-        deferred_.before_writing({{found.data, where.size}});
+        deferred_.before_writing({{found.data, where.size, found.buffer}});
         return found;
     }
 
@@ -523,7 +526,8 @@ class session {
         const auto request = read_struct<wire::copy>(message);
         const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
         const location to = writable({request.to_buffer_id, 0, request.to_offset, request.from.size});
-        if (from.data < to.data + request.from.size && to.data < from.data + request.from.size) {
+        const byte_range read(from.data, request.from.size, from.buffer);
+        if (read.overlaps({to.data, request.from.size, to.buffer})) {
             throw std::invalid_argument("a COPY overlaps itself");
         }
         if (request.from.size > 0) {
@@ -584,11 +588,7 @@ class session {
         check_kept(kept, range.from, size);
         deferred_.before_reading(kept, range.from, size);
         const location to = writable({other, 0, range.to, extent(range, range.to_stride)});
-        const bool there = kept.use([&](ggml_backend_buffer_t buffer) {
-            auto * base = static_cast<uint8_t *>(ggml_backend_buffer_get_base(buffer));
-            copy_pieces(range, {buffer, base + range.from}, to);
-        });
-        if (!there) {
+        if (!copy_pieces(range, kept, to, true, [this] { return queue_->is_closed(); })) {
             throw std::runtime_error("its saved states had to make room for something else");
         }
     }
@@ -653,7 +653,11 @@ class session {
                 std::to_string(request.to.size)
             );
         }
+        received_bytes_ += data.size() + RECEIVED_OVERHEAD;
         received_.push_back({to, std::move(data)});
+        if (received_bytes_ > wire::MAX_QUEUE_BYTES) {
+            write_received();  // a client that runs nothing must not fill our memory
+        }
     }
 
     // What was received is written with the inputs of the graph that follows; somebody else wants to see it now.
@@ -665,6 +669,7 @@ class session {
             }
         }
         received_.clear();
+        received_bytes_ = 0;
     }
 
     void on_graph(const frame & message) {
@@ -721,7 +726,7 @@ class session {
     check_supported(ggml_cgraph * graph, ggml_backend_dev_t device, const std::vector<cpu_run> & others) const {
         for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
             const ggml_tensor * node = ggml_graph_node(graph, i);
-            if (op_only_renames(node->op) ||
+            if (op_only_renames(node->op) || ggml_is_empty(node) ||
                 std::any_of(others.begin(), others.end(), [&](const cpu_run & run) { return run.has(node); })) {
                 continue;
             }
@@ -768,6 +773,7 @@ class session {
         }
         std::vector<placed_input> inputs = std::move(received_);
         received_.clear();
+        received_bytes_ = 0;
         read_inputs(message, sizeof(wire::graph_key), inputs);
         wire::telemetry cost{};
         const auto start = clock::now();

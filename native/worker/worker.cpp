@@ -127,7 +127,7 @@ std::vector<fresh_bytes> fresh_from(const std::vector<placed_input> & inputs) {
     std::vector<fresh_bytes> fresh;
     fresh.reserve(inputs.size());
     for (const placed_input & input : inputs) {
-        fresh.push_back({input.to.data, &input.bytes});
+        fresh.push_back({{input.to.data, input.bytes.size(), input.to.buffer}, &input.bytes});
     }
     return fresh;
 }

@@ -481,6 +481,11 @@ class Plan:
         return (self.mode, self.host, layers, self.context, self.slots, self.head_on_worker)
 
     @property
+    def nodes(self) -> set[NodeId]:
+        """All that have a part in it."""
+        return {stage.node for stage in self.stages} | ({self.host} if self.host is not None else set())
+
+    @property
     def workers(self) -> tuple[Stage, ...]:
         return tuple(stage for stage in self.stages if stage.node != self.host)
 

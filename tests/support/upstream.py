@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from mesh_llm.errors import MeshError
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoss, Health, ModelDetails, Upstream
+from mesh_llm.gateway.upstream import Health, ModelDetails, Upstream
 from mesh_llm.types import State
 
 KEY = "engine-key"
@@ -189,7 +189,6 @@ class FakeNode:
     where: Upstream | None = None
     state: Health = field(default_factory=lambda: Health(state=State.SERVING, reason="", model="tiny"))
     sentence: str = "the engine was killed by signal 9"
-    by_node: bool = False
     asked: list[Upstream] = field(default_factory=list)
     series: bytes = b"mesh_llm_fake 1.0\n"
     engine_series: bytes = b""
@@ -252,6 +251,6 @@ class FakeNode:
     def want(self) -> None:
         self.wanted += 1
 
-    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
+    async def engine_failure(self, upstream: Upstream) -> str:
         self.asked.append(upstream)
-        return EngineLoss(sentence=self.sentence, by_node=self.by_node)
+        return self.sentence

@@ -12,7 +12,7 @@ from mesh_llm.defaults import GATEWAY_EXPLAIN_S
 from mesh_llm.gateway import api_errors
 from mesh_llm.gateway.engine_connection import EngineError, EngineLost
 from mesh_llm.gateway.replica_choice import Picker
-from mesh_llm.gateway.upstream import EngineLoss, ModelServing, Upstream
+from mesh_llm.gateway.upstream import ModelServing, Upstream
 from mesh_llm.types import State
 
 GATEWAY_RESUME_TRIES = 4
@@ -108,8 +108,8 @@ class EngineChoice:
         self._is_lost = False
         """An engine was asked, and broke off; nothing new has been told since."""
         self._why: asyncio.Task[str] | None = None
-        self._in_vain = 0
-        """Losses in a row for which the request may be to blame."""
+        self._in_vain: list[Upstream] = []
+        """Those lost in a row for which the request may be to blame."""
         self._has_others = False
         """Another engine stood ready when the last one failed."""
         self.count = 0
@@ -142,10 +142,11 @@ class EngineChoice:
         """The engine to ask now; raises the `Failure` when there is none, or none comes in time."""
         if self._last is None:
             return self._pick(await until_serving(self._serving))
-        if self._in_vain >= GATEWAY_RESUME_TRIES:
+        if len(self._in_vain) >= GATEWAY_RESUME_TRIES:
             why = await self.why()
-            # Unless it turns out that the last one was lost with a node.
-            if self._in_vain >= GATEWAY_RESUME_TRIES:
+            # Unless it has turned out that one was lost with a node.
+            self._forgive()
+            if len(self._in_vain) >= GATEWAY_RESUME_TRIES:
                 raise api_errors.engine_lost(why)
         while True:
             now_s = self._clock()
@@ -167,10 +168,10 @@ class EngineChoice:
         if self._picker is not None and not isinstance(error, EngineUntried):
             self._picker.failed(upstream)
         self._has_others = len(self._serving.upstreams()) > 1
-        upstream = error.engine or upstream
+        asked, upstream = upstream, error.engine or upstream
         self._last, self._last_s = upstream, self._clock()
         if told:
-            self._in_vain, self._is_lost = 0, False
+            self._in_vain, self._is_lost = [], False
         if not self._is_lost:
             self._since_s = self._last_s
         if isinstance(error, EngineUntried):
@@ -179,7 +180,7 @@ class EngineChoice:
                 return  # the loss before it is the reason
         else:
             self._is_lost = True
-            self._in_vain += 0 if told else 1
+            self._in_vain += [] if told else [asked]
         if self._why is not None:
             self._why.cancel()
         self._why = asyncio.create_task(self._explain(upstream, error), name="why the engine was lost")
@@ -198,10 +199,12 @@ class EngineChoice:
     async def _explain(self, upstream: Upstream, error: EngineError) -> str:
         try:
             async with asyncio.timeout(GATEWAY_EXPLAIN_S):
-                loss = await self._serving.engine_failure(upstream)
+                why = await self._serving.engine_failure(upstream)
         except TimeoutError:
-            loss = EngineLoss(sentence="the engine closed the connection")
-        if loss.by_node and self._in_vain:
-            self._in_vain -= 1
-        log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, loss.sentence)
-        return loss.sentence
+            why = "the engine closed the connection"
+        self._forgive()
+        log.warning("engine lost url=%s error=%r why=%s", upstream.url, error, why)
+        return why
+
+    def _forgive(self) -> None:
+        self._in_vain = [each for each in self._in_vain if not each.lost_node()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field, replace
 from typing import Protocol
@@ -89,6 +89,8 @@ class Upstream:
     """Where it is one of several on this node; what needs no slot is asked of this one."""
     load: EngineLoad | None = field(default=None, compare=False)
     """As last heard; None where nobody has said."""
+    lost_node: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
+    """Whether a node of its plan is gone since: a request ends engines and workers, but no node."""
 
     @property
     def authority(self) -> str:
@@ -119,14 +121,6 @@ class ModelDetails:
     """Of requests that bring none."""
 
 
-@frozen
-class EngineLoss:
-    sentence: str
-    """Why an engine broke off."""
-    by_node: bool = False
-    """A node of its plan is gone, and not only an engine or a worker: no request does that."""
-
-
 class ModelServing(Protocol):
     """One of the models that the node's API answers with."""
 
@@ -151,8 +145,8 @@ class ModelServing(Protocol):
     def want(self) -> None:
         """A client waits for it now: one that is loaded on demand is loaded."""
 
-    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
-        """Why `upstream` broke off, within some two seconds of its doing so."""
+    async def engine_failure(self, upstream: Upstream) -> str:
+        """The sentence why `upstream` broke off, within some two seconds of its doing so."""
 
 
 class Serving(Protocol):

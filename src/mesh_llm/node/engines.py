@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, Health, ModelDetails, ModelServing, Upstream
+from mesh_llm.gateway.upstream import EngineLoad, Health, ModelDetails, ModelServing, Upstream
 from mesh_llm.host.hosting import Hosting
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.node.announcements import Announcements
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.peers.remote_engine import RemoteEngine
-from mesh_llm.types import State
+from mesh_llm.types import Plan, State
 
 
 class ModelEngines:
@@ -28,7 +28,10 @@ class ModelEngines:
         health: Callable[[], Health],
         details: Callable[[], ModelDetails],
         want: Callable[[], None],
+        loses_node: Callable[[Plan], Callable[[], bool]],
     ) -> None:
+        """`loses_node`: of a plan's nodes, from now on."""
+        self._loses_node = loses_node
         self.details = details
         self.want = want
         self._node_name = node_name
@@ -87,6 +90,7 @@ class ModelEngines:
             predict=run.settings.predict,
             lanes=run.lanes.turns,
             load=load,
+            lost_node=self._loses_node(run.plan),
         )
 
     async def look(self, digests: Sequence[str]) -> Mapping[str, str]:
@@ -95,11 +99,11 @@ class ModelEngines:
     def health(self) -> Health:
         return self._health()
 
-    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
+    async def engine_failure(self, upstream: Upstream) -> str:
         assert self.hosting is not None
         if upstream.connect is not None:
             return await self._remote.why(upstream)
-        return EngineLoss(sentence=await self.hosting.why(int(upstream.url.rsplit(":", 1)[1])))
+        return await self.hosting.why(int(upstream.url.rsplit(":", 1)[1]))
 
 
 class Engines:

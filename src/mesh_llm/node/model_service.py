@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.defaults import DEFAULT_MODEL, DEFAULT_SLOTS
@@ -26,6 +27,7 @@ from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.node.model_state import ModelState
 from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.peers.data_links import DataLinks
+from mesh_llm.peers.members import loses_node
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
@@ -84,6 +86,7 @@ class ModelService:
             health=self.health,
             details=self.details,
             want=self.demand.want,
+            loses_node=partial(loses_node, mesh),
         )
         self.engines.slot_queue = self.slot_queue
         self.state = ModelState(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mesh_llm.membership.member import Member, Published, Standing, serving_among
 from mesh_llm.membership.record import Record
@@ -14,7 +14,7 @@ from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, Peer
-from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Role, State
+from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Plan, Role, State
 
 _UNREADY = {
     State.STARTING: "is starting",
@@ -165,3 +165,14 @@ def _why_it_rests(facts: NodeFacts) -> str:
 def _is_heard(member: Member) -> bool:
     """Whether a new plan may count on it; one that runs goes on until its members are dead."""
     return member.standing is Standing.ALIVE and (member.connected or bool(member.via))
+
+
+def loses_node(members: Members, plan: Plan) -> Callable[[], bool]:
+    """Tells whether a node of the plan is gone, or was started anew since."""
+    started = {node: members.started(node) for node in plan.nodes}
+
+    def is_here(node: NodeId) -> bool:
+        member = members.member(node)
+        return member is not None and member.present and members.started(node) == started[node]
+
+    return lambda: not all(map(is_here, started))

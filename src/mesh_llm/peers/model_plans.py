@@ -8,7 +8,7 @@ from mesh_llm.membership.member import Published
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.planning.memory_budget import usable_bytes
-from mesh_llm.planning.other_models import nodes_of, without
+from mesh_llm.planning.other_models import without
 from mesh_llm.planning.replicas import first_unused, wanted_replicas
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import Fingerprint, Mode, NodeFacts, NodeId, Plan, ServingPlan
@@ -181,9 +181,7 @@ class ModelPlans:
         served = {number: published[1].plan for number, published in self.replicas().items()}
         known = (served, self._begun(self.fingerprint), earlier)
         plans = [plan for found in known for number, plan in found.items() if number != replica]
-        return {
-            node: "computes for another replica of the model" for plan in plans for node in nodes_of(plan)
-        }
+        return {node: "computes for another replica of the model" for plan in plans for node in plan.nodes}
 
     def own_memory_bytes(self) -> int:
         """All that a plan of this model may take of this node."""

@@ -15,9 +15,10 @@ from mesh_llm.defaults import ENGINE_EXPLAIN_S
 from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
 from mesh_llm.gateway.slot_queue import GATEWAY_TURN_GUESS_S
-from mesh_llm.gateway.upstream import EngineLoad, EngineLoss, SlotRequest, Upstream
+from mesh_llm.gateway.upstream import EngineLoad, SlotRequest, Upstream
 from mesh_llm.membership.member import Published, Standing
 from mesh_llm.peers.data_links import DataLinks
+from mesh_llm.peers.members import loses_node
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.status_schema import LoadStatus, ServingStatus, from_document
@@ -117,6 +118,7 @@ class RemoteEngine:
             connect=partial(self._connect, engine.host, engine.epoch),
             predict=settings.predict if settings is not None else None,
             load=self._load(engine),
+            lost_node=loses_node(self._mesh, engine.plan),
         )
 
     def _load(self, engine: _Engine) -> EngineLoad:
@@ -139,15 +141,13 @@ class RemoteEngine:
                 return told.read
         return ""
 
-    async def why(self, upstream: Upstream) -> EngineLoss:
+    async def why(self, upstream: Upstream) -> str:
         """Why a request to that engine broke off: who of its plan was lost, if anybody."""
         engine = next(
             (each for each in (*self._known.values(), *self._last) if each.url == upstream.url), None
         )
         if engine is None:
-            return EngineLoss(
-                sentence=f"the connection to {upstream.served_by}, which hosts the model, broke"
-            )
+            return f"the connection to {upstream.served_by}, which hosts the model, broke"
         with suppress(TimeoutError):
             async with asyncio.timeout(ENGINE_EXPLAIN_S):
                 # Not for longer than until another one is there: the answer goes on then.
@@ -156,8 +156,8 @@ class RemoteEngine:
                 ):
                     await asyncio.sleep(REMOTE_EXPLAIN_POLL_S)
                 if lost is not None:
-                    return EngineLoss(sentence=self._loss(engine, lost), by_node=True)
-        return EngineLoss(sentence=f"the engine of {upstream.served_by} was lost")
+                    return self._loss(engine, lost)
+        return f"the engine of {upstream.served_by} was lost"
 
     def _lost(self, plan: Plan) -> Stage | None:
         return next((stage for stage in plan.stages if not self._is_present(stage.node)), None)

@@ -27,7 +27,7 @@ def without(snapshot: Snapshot, taken: Iterable[Plan], *, before: Iterable[Plan]
         for device, size in used.get(node.id, {}).items():
             machines[_machine(node), device] += size
     nodes = {node.id: _machine(node) for node in snapshot.nodes}
-    busy = Counter(machine for plan in before for machine in {nodes.get(node, "") for node in nodes_of(plan)})
+    busy = Counter(machine for plan in before for machine in {nodes.get(node, "") for node in plan.nodes})
     return Snapshot(
         nodes=tuple(
             replace(
@@ -46,11 +46,6 @@ def _machine(node: Candidate) -> str:
 def _here(node: Candidate, machines: Mapping[tuple[str, str], int]) -> dict[str, int]:
     """Taken on its machine, by device."""
     return {device: size for (machine, device), size in machines.items() if machine == _machine(node)}
-
-
-def nodes_of(plan: Plan) -> set[NodeId]:
-    """All that have a part in it."""
-    return {stage.node for stage in plan.stages} | ({plan.host} if plan.host is not None else set())
 
 
 def _used(snapshot: Snapshot, plans: Iterable[Plan]) -> dict[NodeId, Counter[str]]:

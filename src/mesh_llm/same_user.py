@@ -1,7 +1,8 @@
 """Whether a connection to a port of this machine comes from the node's own user.
 
-Loopback is open to every user of a machine. Linux tells whose socket is at the other end;
-elsewhere nobody does, and all users count as one.
+Loopback is open to every user of a machine. Linux tells whose socket is at the other end; a
+caller that has none there, or not any more, is a stranger. Elsewhere nobody tells, and all users
+count as one.
 """
 
 from __future__ import annotations
@@ -9,32 +10,34 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """Programs that speak IPv6 reach 127.0.0.1 as well, and stand in a table of their own."""
+_MAPPED = bytes(10) + b"\xff\xff"
+"""What stands before an IPv4 address where it is written as an IPv6 one."""
 _ROOT = 0
 
 Place = tuple[str, int]
-"""An IPv4 address and a port."""
+"""An address and a port."""
 
 
 def is_of_another_user(transport: asyncio.BaseTransport | None) -> bool:
     if transport is None:
-        return False
+        return True
     peer, own = (transport.get_extra_info(end) for end in ("peername", "sockname"))
-    # Those of an IPv4 connection; of others it is not told.
-    known = all(isinstance(end, tuple) and len(end) == 2 for end in (peer, own))
-    return known and is_foreign(peer, own)
+    # IPv6 tells two numbers more.
+    known = all(isinstance(end, tuple) and len(end) in (2, 4) for end in (peer, own))
+    return not known or is_foreign(peer[:2], own[:2])
 
 
-def is_foreign(peer: Place, own: Place, lines: Iterable[str] | None = None) -> bool:
+def is_foreign(peer: Place, own: Place, lines: Sequence[str] | None = None) -> bool:
     """Of a connection, by its two ends. `lines`: the tables of sockets, where they are not to be read."""
-    owner = _owner(peer, own, _read() if lines is None else lines)
-    return owner is not None and owner not in (_ROOT, os.getuid())
+    lines = _read() if lines is None else lines
+    return bool(lines) and _owner(peer, own, lines) not in (_ROOT, os.getuid())
 
 
 def _read() -> list[str]:
@@ -45,23 +48,24 @@ def _read() -> list[str]:
     return lines
 
 
-def _owner(peer: Place, own: Place, lines: Iterable[str]) -> int | None:
-    """None where there is no such socket, or no such table."""
+def _owner(peer: Place, own: Place, lines: Sequence[str]) -> int | None:
+    """None where nobody holds the socket."""
     # Both ends: a port may be in use for several connections, of several users, to different places.
-    ends = [_written(peer), _written(own)]
-    mapped = [_MAPPED + end for end in ends]
+    peers, owns = _written(peer), _written(own)
     for line in lines:
         fields = line.split()
-        if len(fields) > 7 and fields[1:3] in (ends, mapped):
-            return int(fields[7])
+        if len(fields) > 9 and fields[1] in peers and fields[2] in owns:
+            # Without an inode its program has closed it, and the system calls root its owner.
+            return int(fields[7]) if fields[9] != "0" else None
     return None
 
 
-_MAPPED = f"{0:016X}{struct.unpack('=I', bytes((0, 0, 255, 255)))[0]:08X}"
-"""What stands before an IPv4 address where it is written as an IPv6 one."""
-
-
-def _written(place: Place) -> str:
-    """In the machine's own order of bytes, as the system writes it."""
-    (address,) = struct.unpack("=I", IPv4Address(place[0]).packed)
-    return f"{address:08X}:{place[1]:04X}"
+def _written(place: Place) -> list[str]:
+    """As each of the tables has it: 32 bits at a time, in the machine's own order of bytes."""
+    address = ip_address(place[0])
+    short = address if isinstance(address, IPv4Address) else address.ipv4_mapped
+    forms = [address.packed] if short is None else [short.packed, _MAPPED + short.packed]
+    return [
+        "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", form)) + f":{place[1]:04X}"
+        for form in forms
+    ]

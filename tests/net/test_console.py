@@ -23,7 +23,7 @@ from mesh_llm.console.routes import Managed
 from mesh_llm.console.server import Console
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
 from mesh_llm.gateway import ports
-from mesh_llm.same_user import is_foreign
+from mesh_llm.same_user import is_foreign, is_of_another_user
 from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event, Progress, Role
 from tests.support.raw_http import connect
@@ -397,36 +397,86 @@ async def test_with_an_api_key_the_page_has_to_know_it(open_console: Open) -> No
     assert (stop.status, console.node.stopped) == (200, [False])
 
 
+ROW = "{}: 0100007F:{} 0100007F:{} {} 00000000:00000000 00:00000000 00000000 {} 0 {} 1"
+HERE = ("127.0.0.1", 0x0C3B)
+
+
 def test_other_users_of_the_machine_are_told_apart() -> None:
-    """127.0.0.1:4000 is a socket of ours, :4001 of root, :4002 of somebody else."""
+    """127.0.0.1:4000 is a socket of ours, :4001 of root, :4002 of somebody else; :4003 is nobody's."""
     own, stranger = os.getuid(), os.getuid() + 1
-    row = "{}: 0100007F:{:04X} 0100007F:0C3B 01 00000000:00000000 00:00000000 00000000 {} 0 1 1"
-    lines = [row.format(index, 4000 + index, uid) for index, uid in enumerate((own, 0, stranger))]
-    here = ("127.0.0.1", 0x0C3B)
-    found = [is_foreign(("127.0.0.1", port), here, lines) for port in (4000, 4001, 4002, 4003)]
-    assert found == [False, False, True, False]
+    lines = [
+        ROW.format(index, f"{4000 + index:04X}", "0C3B", "01", uid, 1)
+        for index, uid in enumerate((own, 0, stranger))
+    ]
+    found = [is_foreign(("127.0.0.1", port), HERE, lines) for port in (4000, 4001, 4002, 4003)]
+    assert found == [False, False, True, True]
+
+
+def test_where_nothing_tells_users_apart_all_are_one() -> None:
+    assert not is_foreign(("127.0.0.1", 4000), HERE, [])
+
+
+@pytest.mark.parametrize("state", ["04", "05", "06"])
+def test_a_socket_that_is_closed_is_not_roots(state: str) -> None:
+    """The system says so of one that waits for the other side's end."""
+    assert is_foreign(("127.0.0.1", 4000), HERE, [ROW.format(0, "0FA0", "0C3B", state, 0, 0)])
 
 
 def test_a_port_that_is_used_twice_belongs_to_whoever_called() -> None:
     """Its other connection, to another place, is old and nobody's, or our user's own."""
-    row = "{}: 0100007F:0FA0 0100007F:{} {} 00000000:00000000 00:00000000 00000000 {} 0 1 1"
-    others = [row.format(0, "2479", "06", 0), row.format(1, "247A", "01", os.getuid())]
-    lines = [*others, row.format(2, "0C3B", "01", os.getuid() + 1)]
-    assert is_foreign(("127.0.0.1", 4000), ("127.0.0.1", 0x0C3B), lines)
+    others = [
+        ROW.format(0, "0FA0", "2479", "06", 0, 0),
+        ROW.format(1, "0FA0", "247A", "01", os.getuid(), 1),
+    ]
+    lines = [*others, ROW.format(2, "0FA0", "0C3B", "01", os.getuid() + 1, 1)]
+    assert is_foreign(("127.0.0.1", 4000), HERE, lines)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
-def test_whoever_calls_is_found_in_the_systems_tables(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("listens", "address"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "::ffff:127.0.0.1"),
+        ("::ffff:127.0.0.1", "127.0.0.1"),
+        ("::1", "::1"),
+    ],
+)
+async def test_whoever_calls_is_found_in_the_systems_tables(
+    listens: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = os.getuid()
+
+    async with called(listens, address) as (caller, transport):
+        assert not is_of_another_user(transport)
+        caller.shutdown(socket.SHUT_WR)
+        assert not is_of_another_user(transport), "it still reads"
+        with monkeypatch.context() as patched:
+            patched.setattr(same_user, "_ROOT", -1)
+            patched.setattr(os, "getuid", lambda: user + 1)
+            assert is_of_another_user(transport)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_whoever_has_closed_is_a_stranger(address: str) -> None:
+    async with called(address, address) as (caller, transport):
+        caller.close()
+        assert is_of_another_user(transport)
+    assert is_of_another_user(None)
+
+
+@asynccontextmanager
+async def called(listens: str, address: str) -> AsyncIterator[tuple[socket.socket, asyncio.BaseTransport]]:
+    """Who calls, and the other end."""
+    came = asyncio.get_running_loop().create_future()
+    taken = ports.bind(listens, 0)
+    server = await asyncio.start_server(lambda _, writer: came.set_result(writer), sock=taken)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(family) as caller:
-        caller.connect((address, server.getsockname()[1]))
-        taken, peer = server.accept()
-        with taken:
-            assert not is_foreign(peer, taken.getsockname())
-            user = os.getuid()
-            monkeypatch.setattr(same_user, "_ROOT", -1)
-            monkeypatch.setattr(os, "getuid", lambda: user + 1)
-            assert is_foreign(peer, taken.getsockname())
+    async with server:
+        with socket.socket(family) as caller:
+            caller.connect((address, taken.getsockname()[1]))
+            writer = await came
+            yield caller, writer.transport
+        writer.close()
 
 
 # -- the page -----------------------------------------------------------------------------------

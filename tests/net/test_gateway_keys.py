@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.gateway import access
 from mesh_llm.gateway.access import ApiAccess, may_manage
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.key_usage import KeyCounts
@@ -206,13 +207,14 @@ def admitted(access: ApiAccess, key: str | None) -> web.Request:
     return request
 
 
-def test_who_may_manage(keys: Keys) -> None:
+def test_who_may_manage(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
     asks, manages = new(keys, "asks"), new(keys, "manages", manage=True)
     keyed = ApiAccess(api_key=OWN, listen="127.0.0.1", keys=keys)
     expected = {asks: False, manages: True, OWN: True, "wrong": False, None: False}
     assert {key: may_manage(admitted(keyed, key)) for key in expected} == expected
     # Without a key, whoever is on this machine; a key that may not says what its holder may.
     open_to_us = ApiAccess(api_key=None, listen="127.0.0.1", keys=keys)
+    monkeypatch.setattr(access, "is_of_another_user", lambda _: False)
     expected = {asks: False, manages: True, "wrong": True, None: True}
     assert {key: may_manage(admitted(open_to_us, key)) for key in expected} == expected
 

@@ -241,6 +241,33 @@ async def test_endless_resumed_ones_starve_nobody() -> None:
     assert (await crowd.play_out()).index("a") == 4
 
 
+@pytest.mark.parametrize("slots", [1, 4])
+async def test_an_account_that_calls_all_its_requests_resumed_gets_its_share(slots: int) -> None:
+    """And little more: its word is taken as often as an engine may have been lost."""
+    crowd = Crowd(SlotQueue(slots, limit=1000))
+    for number in range(128):
+        await crowd.ask(f"liar/{number // 64}.{number}", resumed=True)
+    for account in "abc":
+        for number in range(128):
+            await crowd.ask(f"{account}/{number // 64}.{number}")
+    for step in range(50 * slots):
+        await crowd.end(crowd.order[step])
+    counts = Counter(name[0] for name in crowd.order)
+    assert counts["l"] <= 1.5 * min(counts[account] for account in "abc"), counts
+    for name in crowd.tasks:
+        await crowd.leave(name)
+
+
+async def test_after_a_loss_answers_of_all_accounts_go_on_before_new_ones_begin() -> None:
+    crowd = Crowd(SlotQueue(2))
+    for name in ("x", "y", "new/a", "node/a.0", "here"):
+        await crowd.ask(name)
+    for name in ("node/b.0", "node/b.1", "other/c"):
+        await crowd.ask(name, resumed=True)
+    order = await crowd.play_out()
+    assert order[2:] == ["node/b.0", "other/c", "node/b.1", "new/a", "here", "node/a.0"]
+
+
 async def test_resumed_are_let_in_when_the_queue_is_full() -> None:
     crowd = Crowd(SlotQueue(1, limit=1))
     for name in ("x", "a"):

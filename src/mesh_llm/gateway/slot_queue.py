@@ -8,14 +8,16 @@ fewest; among equals round robin. Within an account it goes to the client that h
 same way, and within a client to one of the names that it gives its requests; within one name first
 come, first served. So whoever has sixty requests waiting delays another's only one by no more than the
 turn that ends next, and however many clients or names somebody invents, they are no more turns.
-Requests whose answers have begun already go before all others; there are at most as many as slots, and
-whoever pretends to have more gets no more.
+Requests whose answers have begun already go before all others: a lost engine leaves as many as it has
+slots. Other nodes' word is taken for no more than that, so whoever says it of all its requests soon has
+its share again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -35,6 +37,8 @@ GATEWAY_RETRY_AFTER_LIMIT_S = 60
 
 _NEWEST_WEIGHT = 0.2
 """Of the turn that has just ended in the estimate of the next one's length: the last ten or so count."""
+_TURNS_BETWEEN_LOSSES = 10
+"""Of each slot, in which an account's requests go first once for each: engines are lost less often."""
 
 
 class QueueFull(Exception):
@@ -56,6 +60,8 @@ class SlotWaitExpired(Exception):
 _Waiter = asyncio.Future[None]
 _Who = tuple[str, ...]
 """An account, one of its clients, and which of that one's names; or the first of these."""
+_Next = tuple[_Who, _Waiter, bool]
+"""Whose request has its turn, and whether its answer has begun."""
 
 
 class _Held:
@@ -91,56 +97,74 @@ class _Lane:
 
     def __init__(self) -> None:
         self._parts: dict[str, _Lane] = {}
-        self._waiters: dict[_Waiter, None] = {}
+        self._waiters: dict[_Waiter, bool] = {}
+        """And whether their answers have begun."""
         self.size = 0
+        self.resumed = 0
+        """Of them, those whose answers have begun."""
 
-    def count(self, who: _Who) -> int:
-        """Of those who wait, all of `who`'s."""
+    def count(self, who: _Who, *, resumed: bool) -> int:
+        """Of those who wait, all of `who`'s that have begun, or all others of `who`'s."""
         if not who:
-            return self.size
+            return self.resumed if resumed else self.size - self.resumed
         part = self._parts.get(who[0])
-        return 0 if part is None else part.count(who[1:])
+        return 0 if part is None else part.count(who[1:], resumed=resumed)
 
-    def add(self, who: _Who, waiter: _Waiter, *, last: _Who) -> None:
+    def add(self, who: _Who, waiter: _Waiter, *, resumed: bool, last: _Who) -> None:
         """`last`: who had the last turn, and comes after one who has just arrived.
 
         Only that one does: who comes anew after each turn would otherwise always be next.
         """
         self.size += 1
+        self.resumed += resumed
         if not who:
-            self._waiters[waiter] = None
+            self._waiters[waiter] = resumed
             return
         if who[0] not in self._parts:
             self._parts[who[0]] = _Lane()
             if last and last[0] in self._parts:
                 self._parts[last[0]] = self._parts.pop(last[0])
-        self._parts[who[0]].add(who[1:], waiter, last=last[1:] if last[:1] == who[:1] else ())
+        below = last[1:] if last[:1] == who[:1] else ()
+        self._parts[who[0]].add(who[1:], waiter, resumed=resumed, last=below)
 
-    def remove(self, who: _Who, waiter: _Waiter) -> bool:
+    def remove(self, who: _Who, waiter: _Waiter, *, resumed: bool) -> bool:
         """Whether it was there."""
         if not who:
             found = waiter in self._waiters
             self._waiters.pop(waiter, None)
         else:
             part = self._parts.get(who[0])
-            found = part is not None and part.remove(who[1:], waiter)
+            found = part is not None and part.remove(who[1:], waiter, resumed=resumed)
             if part is not None and not part.size:
                 del self._parts[who[0]]
-        self.size -= 1 if found else 0
+        if found:
+            self.size -= 1
+            self.resumed -= resumed
         return found
 
-    def next(self, held: _Held, above: _Who = ()) -> tuple[_Who, _Waiter]:
-        """Takes out whose turn it is; the lane must not be empty."""
-        self.size -= 1
+    def next(self, held: _Held, may_go_first: Callable[[str], bool], above: _Who = ()) -> _Next:
+        """Takes out whose turn it is; the lane must not be empty.
+
+        `may_go_first`: whether an account's requests do whose answers have begun.
+        """
         if self._waiters:
-            waiter = next(iter(self._waiters))
-            del self._waiters[waiter]
-            return above, waiter
-        key = min(self._parts, key=lambda key: held.by((*above, key)))
-        part = self._parts.pop(key)
-        found = part.next(held, (*above, key))
-        if part.size:
-            self._parts[key] = part
+            first = self.resumed > 0 and may_go_first(above[0])
+            waiter = next(waiter for waiter, resumed in self._waiters.items() if resumed or not first)
+            found = above, waiter, self._waiters.pop(waiter)
+        else:
+
+            def rank(key: str) -> tuple[bool, int]:
+                who = (*above, key)
+                first = self._parts[key].resumed > 0 and may_go_first(who[0])
+                return not first, held.by(who)
+
+            key = min(self._parts, key=rank)
+            part = self._parts.pop(key)
+            found = part.next(held, may_go_first, (*above, key))
+            if part.size:
+                self._parts[key] = part
+        self.size -= 1
+        self.resumed -= found[2]
         return found
 
 
@@ -163,10 +187,11 @@ class SlotQueue:
         self._taken = 0
         self._last: _Who = ()
         """Whose turn came last."""
-        self._fresh = _Lane()
-        self._resumed = _Lane()
-        self._resumed_in_a_row = 0
-        """Granted while others waited."""
+        self._lane = _Lane()
+        self._turns = 0
+        """Granted so far."""
+        self._resumed: deque[tuple[int, str]] = deque()
+        """Of the last ones those that answers had which had begun: the number, and the account."""
         self._lasts_s = GATEWAY_TURN_GUESS_S
         self.on_wait: Callable[[float], None] = lambda _: None
         """Told of each request that was let in, however its wait ended: how long that was."""
@@ -177,7 +202,7 @@ class SlotQueue:
 
     @property
     def waiting(self) -> int:
-        return self._fresh.size + self._resumed.size
+        return self._lane.size
 
     @property
     def taken(self) -> int:
@@ -220,7 +245,7 @@ class SlotQueue:
             self.on_wait(0.0)
         else:
             wait_s = self._wait_s if within_s is None else min(within_s, self._wait_s)
-            await self._wait(who, self._resumed if resumed else self._fresh, wait_s)
+            await self._wait(who, wait_s, resumed=resumed)
         since_s = asyncio.get_running_loop().time()
         try:
             yield
@@ -229,17 +254,14 @@ class SlotQueue:
             self._lasts_s += _NEWEST_WEIGHT * (lasted_s - self._lasts_s)
             self._give_back(who)
 
-    async def _wait(self, who: _Who, lane: _Lane, wait_s: float) -> None:
-        if (
-            lane.size >= self._limit
-            or lane.count(who[:1]) >= self._per_account
-            or lane.count(who[:2]) >= self._per_client
-        ):
+    async def _wait(self, who: _Who, wait_s: float, *, resumed: bool) -> None:
+        limits = self._limit, self._per_account, self._per_client
+        if any(self._lane.count(who[:level], resumed=resumed) >= limit for level, limit in enumerate(limits)):
             raise QueueFull(self.retry_after_s)
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         waiter = loop.create_future()
-        lane.add(who, waiter, last=self._last)
+        self._lane.add(who, waiter, resumed=resumed, last=self._last)
         try:
             async with asyncio.timeout(wait_s):
                 await waiter
@@ -248,7 +270,7 @@ class SlotQueue:
                 # It was granted, and in the same moment not wanted any more.
                 self._give_back(who)
             else:
-                lane.remove(who, waiter)
+                self._lane.remove(who, waiter, resumed=resumed)
             if isinstance(error, TimeoutError):
                 raise SlotWaitExpired(wait_s) from None
             raise
@@ -263,6 +285,7 @@ class SlotQueue:
 
     def _grant(self, who: _Who) -> None:
         self._taken += 1
+        self._turns += 1
         self._held.add(who)
         self._last = who
 
@@ -273,15 +296,17 @@ class SlotQueue:
 
     def _fill(self) -> None:
         while self.free and self.waiting:
-            who, waiter = self._next_lane().next(self._held)
+            who, waiter, resumed = self._next()
             # One that was cancelled has left, although its task does not know yet.
             if not waiter.cancelled():
                 self._grant(who)
+                if resumed:
+                    self._resumed.append((self._turns, who[0]))
                 waiter.set_result(None)
 
-    def _next_lane(self) -> _Lane:
-        if not self._resumed.size or (self._fresh.size and self._resumed_in_a_row >= self._slots):
-            self._resumed_in_a_row = 0
-            return self._fresh
-        self._resumed_in_a_row += 1 if self._fresh.size else 0
-        return self._resumed
+    def _next(self) -> _Next:
+        since = self._turns - _TURNS_BETWEEN_LOSSES * self._slots
+        while self._resumed and self._resumed[0][0] <= since:
+            self._resumed.popleft()
+        had = Counter(account for _, account in self._resumed)
+        return self._lane.next(self._held, lambda account: had[account] < self._slots)

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mesh_llm.gateway.access import ApiAccess, may_manage
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.key_usage import KeyCounts
 from mesh_llm.gateway.keys import KEYS_LIMIT, Keys, NewKey
+from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from tests.net.conftest import StartGateway
 from tests.support.raw_http import Answer, connect
@@ -315,6 +317,83 @@ async def test_a_limit_refuses_as_openai_does_and_survives_a_restart(
     assert len(engine.seen) == asked + 2
     assert (await ask(gateway, free)).status == 200
     assert counts(gateway).requests == 1
+
+
+PROMPTS = {"prompt": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", PROMPTS),
+        ("/completion", {**PROMPTS, "stream": False}),
+        ("/completion", {"prompt": "a", "n_cmpl": 2, "stream": False}),
+        ("/v1/completions", {"prompt": [[1, 2], [3, 4]]}),
+        ("/v1/completions", {**PROMPTS, "logprobs": 1, "stream": False}),
+        (CHAT, {"n": 2, "logprobs": True, "stream": False}),
+        ("/completion", {"prompt": "a", "response_fields": ["content"]}),
+        ("/embedding", {"content": "a"}),
+        ("/embeddings", {"content": ["a", "b"]}),
+        ("/v1/rerank", {"query": "a", "texts": ["b", "c"]}),
+        ("/completion", {**PROMPTS, "x": [0] * 1_000_001}),
+    ],
+)
+async def test_what_would_not_be_counted_needs_a_key_without_a_limit(
+    start_gateway: StartGateway,
+    config: GatewayConfig,
+    keys: Keys,
+    engine: FakeEngine,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    gateway = await start_gateway(config)
+    engine.on(path, streams(*EVENTS))
+    limited, free = new(keys, tokens_per_day=12), new(keys, "free", requests_per_day=9)
+    refused = await ask(gateway, limited, path=path, **body)
+    assert refused.status == 400
+    assert any(word in refused.json()["error"]["message"] for word in ("limit on tokens", "1,000,000 parts"))
+    assert engine.seen == []
+    await ask(gateway, free, path=path, **body)
+    assert len(engine.seen) > 0
+
+
+async def test_prompts_in_a_body_that_is_not_read_are_not_counted_either(
+    start_gateway: StartGateway, config: GatewayConfig, keys: Keys, engine: FakeEngine
+) -> None:
+    gateway = await start_gateway(replace(config, limits=Limits(replay_bytes=1000)))
+    engine.on("/completion", streams(*EVENTS))
+    limited, free = new(keys, tokens_per_day=12), new(keys, "free")
+    prompts = ["x" * 2000] * 2
+    refused = await ask(gateway, limited, path="/completion", prompt=prompts)
+    assert (refused.status, refused.json()["error"]["code"]) == (413, "body_too_large")
+    assert (await ask(gateway, free, path="/completion", prompt=prompts)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
+        ("/completion", {"prompt": ["a"]}),
+        ("/completion", {"prompt": [1, 2, 3]}),
+        ("/completion", {"prompt": ["a", 1, 2]}),
+        (CHAT, {"n": 2}),
+        (CHAT, {"n": 2, "stream": False}),
+        (CHAT, {"logprobs": True, "stream": False}),
+    ],
+)
+async def test_one_prompt_is_taken_with_a_limit(
+    start_gateway: StartGateway,
+    config: GatewayConfig,
+    keys: Keys,
+    engine: FakeEngine,
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    gateway = await start_gateway(config)
+    engine.on(path, streams(*EVENTS))
+    await ask(gateway, new(keys, tokens_per_day=12), path=path, **body)
+    assert [seen.target for seen in engine.seen][:1] == [path]
 
 
 async def test_the_next_day_begins_anew(

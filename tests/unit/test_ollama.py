@@ -15,7 +15,7 @@ from mesh_llm.gateway.dialects.base import Document
 from mesh_llm.gateway.dialects.ollama import OLLAMA_CALL_BYTES, OllamaText, loaded, read
 from mesh_llm.gateway.http_framing import MalformedAnswer
 from mesh_llm.gateway.sse import make
-from mesh_llm.gateway.text_request import ollama_document
+from mesh_llm.gateway.text_request import read_document
 from tests.support.questions import PIXEL, SCHEMA, TOOL
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -172,7 +172,7 @@ def test_a_raw_prompt_and_one_with_an_end() -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b'{"x": NaN}', b"[" * 100_000, b"," * 1_000_001])
 def test_bodies_that_nobody_can_read_are_refused(raw: bytes) -> None:
     with pytest.raises(ApiError) as refused:
-        ollama_document(raw)
+        read_document(raw)
     assert refused.value.status == 400
 
 

@@ -31,6 +31,7 @@ queue, but without rewriting (3) and resuming (6), which are theirs.
     access             who may use the API, and who may manage
     keys               API keys with names
     key_usage          what was asked with each key, and its limits
+    token_limit        what a key with a limit on tokens may not ask
     token_counts       tokens of a prompt and of an answer, as the engine tells them
     routes             what of the engine's API is offered
     headers            which headers pass

@@ -19,8 +19,8 @@ from multidict import CIMultiDict
 
 from mesh_llm.defaults import GATEWAY_EXPLAIN_S, GATEWAY_REDACTED_LIMIT_BYTES
 from mesh_llm.frozen import frozen
-from mesh_llm.gateway import api_errors, ollama
-from mesh_llm.gateway.access import may_manage
+from mesh_llm.gateway import api_errors, ollama, token_limit
+from mesh_llm.gateway.access import key_of, may_manage
 from mesh_llm.gateway.answer import Answer, EngineGaveUp, EngineRefused
 from mesh_llm.gateway.api_errors import ApiError, is_ollama
 from mesh_llm.gateway.connection_pool import ConnectionPool
@@ -48,7 +48,7 @@ from mesh_llm.gateway.router_api import let_go
 from mesh_llm.gateway.routes import PLAIN, Route
 from mesh_llm.gateway.slot_queue import QueueFull, SlotWaitExpired
 from mesh_llm.gateway.sse import dump
-from mesh_llm.gateway.text_request import TextRequest, ollama_document
+from mesh_llm.gateway.text_request import TextRequest, read_document
 from mesh_llm.gateway.upstream import ModelServing, Serving, SlotRequest, Upstream
 from mesh_llm.gateway.warm_prefixes import WarmPrefixes, prompt_of
 
@@ -137,11 +137,15 @@ class Proxy:
         method, path = request.http.method, request.http.path
         if is_ollama(path):
             return await self._translated(request, body)
-        if body.complete and not body.exceeds(self._limits.replay_bytes):
+        generation = None
+        if body.is_here(self._limits.replay_bytes):
             seed = request.model.details().seed
             generation = TextRequest.read(method, path, body.start, seed=seed)
-            if generation is not None:
-                return await self._generate(request, generation)
+        key = key_of(request.http)
+        if key is not None and key.tokens_per_day is not None:
+            token_limit.check(path, body, generation, read_bytes=self._limits.replay_bytes)
+        if generation is not None:
+            return await self._generate(request, generation)
         await _until_serving(request.http, request.model)
         if not body.complete:
             return await self._upload(request, body)
@@ -221,11 +225,8 @@ class Proxy:
     async def _translated(self, request: _Request, body: RequestBody) -> web.StreamResponse:
         """A request of Ollama's API, which the engine is asked in its own words."""
         path = request.http.path
-        if body.exceeds(self._limits.replay_bytes):
-            raise api_errors.body_too_large(self._limits.replay_bytes)
-        if not body.complete:
-            raise api_errors.bodies_full()
-        document = ollama_document(body.start)
+        body.require(self._limits.replay_bytes)
+        document = read_document(body.start)
         if path == ollama.SHOW_PATH:
             return _own(await self._ollama.shown(request.model), request.exchange)
         stops = path not in ollama.EMBED_PATHS and ollama_request.is_stop(document)

@@ -102,9 +102,16 @@ class RequestBody:
             return {"Transfer-Encoding": "chunked"}
         return {"Content-Length": str(self._length)}
 
-    def exceeds(self, size: int) -> bool:
-        """As far as is known."""
-        return max(len(self.start), self._length or 0) > size
+    def is_here(self, most_bytes: int) -> bool:
+        """Whether there is all of it, and no more than that."""
+        return self.complete and len(self.start) <= most_bytes
+
+    def require(self, most_bytes: int) -> None:
+        """Raises the refusal where it is not here to be read."""
+        if max(len(self.start), self._length or 0) > most_bytes:
+            raise api_errors.body_too_large(most_bytes)
+        if not self.complete:
+            raise api_errors.bodies_full()
 
     @property
     def chunked(self) -> bool:

@@ -93,8 +93,8 @@ def count_parts(raw: bytes) -> int:
     return raw.count(b",") + raw.count(b"[")
 
 
-def ollama_document(raw: bytes) -> Document:
-    """A request of Ollama's API, within the same bounds; raises its refusal."""
+def read_document(raw: bytes) -> Document:
+    """Of a request that must be understood, within the same bounds; raises its refusal."""
     if count_parts(raw) > _PARTS_LIMIT:
         raise api_errors.mistake(f"the request has more than {_PARTS_LIMIT:,} parts")
     try:

@@ -50,6 +50,8 @@ class Dialect(ABC):
     """Of a stream, where the client gets no server-sent events."""
     assembles_several = False
     """More than one choice can be put together from the events of one stream, too."""
+    takes_prompts = False
+    """A request may bring several, each answered for itself."""
 
     # -- the request ---------------------------------------------------------------------------
 
@@ -72,8 +74,7 @@ class Dialect(ABC):
     def _can_assemble_all(self, body: Document) -> bool:
         if not is_several(body):
             return True
-        prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
-        return self.assembles_several and prompts * answers_for_each_prompt(body) <= _CHOICES_LIMIT
+        return self.assembles_several and prompts_of(body) * answers_for_each_prompt(body) <= _CHOICES_LIMIT
 
     @abstractmethod
     def continued(self, body: Document, said: Said) -> Document | None:
@@ -184,6 +185,14 @@ def _is_count(value: Any) -> bool:
 
 def _is_shape(response_format: Any) -> bool:
     return isinstance(response_format, dict) and response_format.get("type") not in (None, "text")
+
+
+def prompts_of(body: Document) -> int:
+    match body.get("prompt"):
+        case [*parts] if not any(isinstance(part, int | float) for part in parts):
+            return max(1, len(parts))
+    # Tokens, and texts among them, are one.
+    return 1
 
 
 def answers_for_each_prompt(body: Document) -> int:

@@ -1,0 +1,38 @@
+"""What a key with a limit on tokens may not ask: the answer would not tell all that it costs.
+
+The engine tells the tokens of each prompt alone, and of several answers those of one, unless they are
+counted as they come. Some of its answers tell none.
+"""
+
+from __future__ import annotations
+
+from mesh_llm.gateway import api_errors
+from mesh_llm.gateway.dialects import dialect_of
+from mesh_llm.gateway.dialects.base import is_several, prompts_of
+from mesh_llm.gateway.request_body import RequestBody
+from mesh_llm.gateway.text_request import TextRequest, read_document
+
+_TELL_NONE = frozenset({"/embedding", "/embeddings"})
+_RERANK = frozenset({"/rerank", "/v1/rerank", "/reranking", "/v1/reranking"})
+
+
+def check(path: str, body: RequestBody, generation: TextRequest | None, *, read_bytes: int) -> None:
+    """Raises the refusal, if there is one. `read_bytes`: no larger body is read."""
+    if path in _TELL_NONE:
+        raise _refusal(f"{path} does not tell; ask /v1/embeddings")
+    dialect = dialect_of(path)
+    is_here = body.is_here(read_bytes)
+    if not (path in _RERANK if dialect is None else dialect.takes_prompts or is_here):
+        return
+    body.require(read_bytes)
+    document = generation.body if generation is not None else read_document(body.start)
+    if path in _RERANK and "texts" in document:
+        raise _refusal('"texts" do not tell; send "documents"')
+    if document.get("response_fields"):
+        raise _refusal("some fields of an answer do not tell; leave response_fields out")
+    if prompts_of(document) > 1 or (generation is None and is_several(document)):
+        raise _refusal("several answers at once do not tell; send each prompt in a request of its own")
+
+
+def _refusal(why: str) -> api_errors.ApiError:
+    return api_errors.mistake(f"this key has a limit on tokens, which {why}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from mesh_llm.gateway.engine_choice import EngineChoice
 from mesh_llm.gateway.engine_connection import EngineLost
-from mesh_llm.gateway.replica_choice import SHUN_S, ReplicaChoice
+from mesh_llm.gateway.replica_choice import LOADS_S, SHUN_S, ReplicaChoice
 from mesh_llm.gateway.upstream import EngineLoad, SlotRequest, Upstream
 from mesh_llm.gateway.warm_prefixes import ASKED_LIMIT, Prompt, WarmPrefixes, prompt_of, read_prompt
 from tests.support.upstream import FakeNode
@@ -53,9 +53,12 @@ class World:
         self.warm = WarmPrefixes()
         self.choice = ReplicaChoice(self.warm, clock=lambda: self.now_s)
 
-    async def pick(self, prompt: Prompt | None = None, *, keep: bool = False) -> str:
-        picker = await self.choice.picker(self.node, prompt or Prompt())
-        url = picker.pick(self.node.engines).url
+    async def pick(
+        self, prompt: Prompt | None = None, *, keep: bool = False, node: Node | None = None
+    ) -> str:
+        node = node or self.node
+        picker = await self.choice.picker(node, prompt or Prompt())
+        url = picker.pick(node.engines).url
         if not keep:
             picker.close()
         await asyncio.sleep(0)
@@ -78,6 +81,27 @@ async def test_a_faster_engine_is_taken_until_it_is_full() -> None:
         replace(fast, load=EngineLoad(slots=4, taken=4, waiting=9, turn_s=5, tok_s=100)),
     ]
     assert await world.pick() == slow.url
+
+
+async def test_each_models_hosts_are_asked_how_busy_they_are() -> None:
+    world = World(engine(1), engine(2))
+    other = Node(engines=[engine(3), engine(4)], names=("other",))
+    await world.pick()
+    await world.pick(node=other)
+    assert (world.node.looks, other.looks) == (1, 1)
+
+
+async def test_a_look_at_one_model_changes_nothing_of_another() -> None:
+    one, two = engine(1), engine(2, taken=3)
+    world = World(one, two)
+    other = Node(engines=[engine(3), engine(4)], names=("other",))
+    await world.pick()
+    assert [await world.pick(keep=True) for _ in range(3)] == [one.url] * 3
+    # Of these its host has told nothing yet.
+    world.node.engines = [engine(1, taken=2), engine(2, taken=4)]
+    world.now_s += LOADS_S
+    await world.pick(node=other)
+    assert await world.pick() == two.url
 
 
 async def test_a_second_turn_goes_where_the_first_one_went() -> None:

@@ -115,8 +115,10 @@ class LaneGroup:
         """
         try:
             while True:
-                self._fill(open_links, specify, log_file)
-                await self._until_change()
+                # One time for both: a pause that ended between them would be waited for without end.
+                now = time.monotonic()
+                self._fill(open_links, specify, log_file, now)
+                await self._until_change(now)
                 for lane in list(self.all):
                     self._look_at(lane)
         finally:
@@ -126,7 +128,7 @@ class LaneGroup:
             if tasks:
                 await asyncio.wait(tasks)
 
-    def _fill(self, open_links: OpenLinks, specify: Specify, log_file: Path) -> None:
+    def _fill(self, open_links: OpenLinks, specify: Specify, log_file: Path, now: float) -> None:
         """One at a time: the next is started when the last one serves."""
         staying = [lane for lane in self.all if not lane.ends]
         if len(staying) > self._wanted:
@@ -137,7 +139,7 @@ class LaneGroup:
                 ending.ends = False
                 self.turns.reopen(ending.address[0])
                 self._on_change()
-            elif time.monotonic() >= self._not_before:
+            elif now >= self._not_before:
                 self._start(open_links, specify, log_file)
 
     def _start(self, open_links: OpenLinks, specify: Specify, log_file: Path) -> None:
@@ -174,8 +176,8 @@ class LaneGroup:
             lane.task.cancel()
         self._changed.set()
 
-    async def _until_change(self) -> None:
-        wait_s = self._not_before - time.monotonic()
+    async def _until_change(self, now: float) -> None:
+        wait_s = self._not_before - now
         if any(lane.ends for lane in self.all):
             wait_s = LANE_POLL_S
         with suppress(TimeoutError):

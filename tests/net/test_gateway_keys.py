@@ -6,7 +6,9 @@ import asyncio
 import fcntl
 import json
 import logging
+import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,11 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from mesh_llm.errors import MeshError, UsageError
-from mesh_llm.gateway import access
+from mesh_llm.gateway import access, key_usage
 from mesh_llm.gateway.access import ApiAccess, may_manage
 from mesh_llm.gateway.api_errors import ApiError
 from mesh_llm.gateway.key_usage import KeyCounts
-from mesh_llm.gateway.keys import KEYS_LIMIT, Keys, NewKey
+from mesh_llm.gateway.keys import KEYS_LIMIT, ApiKey, Keys, NewKey
 from mesh_llm.gateway.limits import Limits
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from tests.net.conftest import StartGateway
@@ -411,6 +413,35 @@ async def test_the_next_day_begins_anew(
     monkeypatch.setattr(time, "time", lambda: tomorrow)
     assert [(await ask(gateway, key)).status for _ in range(2)] == [200, 429]
     assert (counts(gateway).requests, counts(gateway).requests_today) == (2, 1)
+
+
+async def test_keys_are_read_by_nobody_but_the_loop(
+    start_gateway: StartGateway,
+    config: GatewayConfig,
+    keys: Keys,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever reads them meanwhile would have the old ones."""
+    read_by: set[int] = set()
+    read = Keys.all
+
+    def reading(self: Keys) -> Mapping[str, ApiKey]:
+        read_by.add(threading.get_ident())
+        return read(self)
+
+    monkeypatch.setattr(Keys, "all", reading)
+    monkeypatch.setattr(key_usage, "KEY_USAGE_WRITE_S", 0.01)
+    gateway = await start_gateway(config)
+    engine.on(CHAT, streams(*EVENTS))
+    assert (await ask(gateway, new(keys))).status == 200
+    assert config.key_usage_file is not None
+    async with asyncio.timeout(20):
+        while not config.key_usage_file.exists():
+            await asyncio.sleep(0.01)
+    await gateway.stop()
+    assert read_by == {threading.get_ident()}
+    assert list(json.loads(config.key_usage_file.read_text())) == list(keys.all())
 
 
 async def test_damaged_usage_is_counted_anew(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -72,6 +73,7 @@ class KeyUsage:
         self._usage = _read(file)
         self._open: dict[Exchange, str] = {}
         self._is_written = True
+        self._writing = threading.Lock()
 
     def begin(self, key: ApiKey, exchange: Exchange) -> None:
         """One more request; raises where that would be too many."""
@@ -113,20 +115,30 @@ class KeyUsage:
         """Write it down now and then; returns only by being cancelled."""
         while True:
             await asyncio.sleep(KEY_USAGE_WRITE_S)
-            await asyncio.to_thread(self.write)
+            await self.write()
 
-    def write(self) -> None:
+    async def write(self) -> None:
         """What has changed; keys that are revoked are forgotten."""
         if self._is_written or self._file is None:
             return
         self._is_written = True
+        # Not in the thread: requests would be let in by the old keys while it reads the new ones.
         known = {NODE_KEY, *self._keys.all(), *self._open.values()}
-        document = {id: asdict(usage) for id, usage in list(self._usage.items()) if id in known}
+        document = {id: asdict(usage) for id, usage in self._usage.items() if id in known}
         try:
-            write_private(self._file, json.dumps(document))
+            await asyncio.to_thread(self._put, self._file, json.dumps(document))
         except OSError as error:
             self._is_written = False
             log.warning("the usage of API keys is not written reason=%s", error.strerror)
+        except asyncio.CancelledError:
+            # The thread may not have begun.
+            self._is_written = False
+            raise
+
+    def _put(self, file: Path, text: str) -> None:
+        # A thread goes on when its caller is cancelled, and the last write comes after that.
+        with self._writing:
+            write_private(file, text)
 
 
 OWN = ApiKey(id=NODE_KEY, name=NODE_KEY, salt="", digest="", manage=True)

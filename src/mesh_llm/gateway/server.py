@@ -201,7 +201,7 @@ class Gateway:
         if self._keeping is not None:
             await cancelled(self._keeping)
             self._keeping = None
-            await asyncio.to_thread(self.key_usage.write)
+            await self.key_usage.write()
 
     async def _close_port(self) -> None:
         if self._shared is not None:

@@ -17,8 +17,8 @@ _FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n')
 """In a form with files, as transcriptions are asked for."""
 
 
-def named(method: str, path: str, query: Mapping[str, str], body: bytes, *, complete: bool) -> str | None:
-    """The model that a request names; `complete`: all of its body is there."""
+def named(method: str, path: str, query: Mapping[str, str], body: bytes, *, is_read: bool) -> str | None:
+    """The model that a request names; `is_read`: its body is here, and not too long to be read."""
     if (name := model_asked_for(method, path)) is not None:
         return name
     if query.get(_QUERY):
@@ -26,9 +26,8 @@ def named(method: str, path: str, query: Mapping[str, str], body: bytes, *, comp
     if body.startswith(b"--"):
         form = _FORM.search(body)
         return form[1].decode("utf-8", "replace").strip() if form is not None else None
-    if complete:
+    if is_read:
         return _field(body) or (_field(body, "name") if path == SHOW_PATH else None)
-    # There was no room to keep all of it: names often stand at the beginning.
     found = _FIELD.search(body)
     return _field(b'{"model":%b}' % found[1]) if found is not None else None
 

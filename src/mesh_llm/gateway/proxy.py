@@ -119,7 +119,7 @@ class Proxy:
             try:
                 if len(models) > 1 and is_list(http.method, http.path):
                     return await self._list(exchange, models)
-                model = _model_of(http, body, models)
+                model = _model_of(http, body, models, read_bytes=self._limits.replay_bytes)
                 if len(models) > 1 and model_asked_for(http.method, http.path) is not None:
                     _, told = await self._told(model, MODELS_PATH)
                     return _own(entry(model, told), exchange)
@@ -525,11 +525,17 @@ class Proxy:
             raise api_errors.queue_late(late.waited_s) from None
 
 
-def _model_of(http: web.BaseRequest, body: RequestBody, models: Sequence[ModelServing]) -> ModelServing:
-    """The model that a request is for; where there are several, only its body tells."""
+def _model_of(
+    http: web.BaseRequest, body: RequestBody, models: Sequence[ModelServing], *, read_bytes: int
+) -> ModelServing:
+    """The model that a request is for; where there are several, only its body tells.
+
+    `read_bytes`: of a larger one not all is read.
+    """
     if len(models) == 1:
         return models[0]
-    name = named(http.method, http.path, http.query, body.start, complete=body.complete)
+    is_here = body.is_here(read_bytes)
+    name = named(http.method, http.path, http.query, body.start, is_read=is_here)
     if name is None and not body.complete:
         raise api_errors.bodies_full()
     model = chosen(models, name)

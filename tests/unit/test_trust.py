@@ -1,11 +1,29 @@
-"""Whose share of an engine a node's requests take."""
+"""Whose share of an engine a node's requests take, and what is believed of what members say."""
 
 from __future__ import annotations
 
-from mesh_llm.peers.trust import Origin
-from mesh_llm.transport.credential import Credential, Grant
-from mesh_llm.types import NodeId, Role
+import time
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from mesh_llm.membership.checked_fields import WHOLE_LIMIT, counts_up_to
+from mesh_llm.membership.member import Standing
+from mesh_llm.membership.record import Record, Told, record_text, told
+from mesh_llm.peers.trust import Origin, Trust
+from mesh_llm.transport.claims import Claim
+from mesh_llm.transport.credential import Credential, Grant
+from mesh_llm.transport.network import Network
+from mesh_llm.types import NodeFacts, NodeId, Role, ServingPlan
+from tests.support.claims import creator
+from tests.support.planning import plan_of
+
+CREATOR = creator(1)
+ANNE, BERT = CREATOR.invites(2), CREATOR.invites(3)
+PLANS = [each.name for each in fields(NodeFacts) if "ServingPlan" in str(each.type)]
+"""What a node tells of plans."""
 NODE, CLIENT, TWIN, OTHER = (NodeId(letter * 64) for letter in "bcde")
 
 
@@ -36,3 +54,49 @@ def test_all_who_came_in_by_one_clients_token_are_one() -> None:
 def test_nodes_are_themselves() -> None:
     assert account(NODE, Role.NODE, "first", "second") == NODE
     assert account(NODE, Role.OWNER) == NODE
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trust() -> Trust:
+    """The creator's."""
+    trust = Trust()
+    trust.network = cast(Network, SimpleNamespace(mesh=CREATOR.membership()))
+    return trust
+
+
+def annes(**facts: Any) -> Told:
+    """ANNE's record."""
+    record = Record(
+        node=ANNE.id,
+        incarnation=1,
+        sequence=1,
+        standing=Standing.ALIVE,
+        facts=NodeFacts(name="anne", role=Role.NODE, version="1", **facts),
+    )
+    return told(replace(record, signed=ANNE.says(Claim.RECORD, record_text(record))))
+
+
+def plan(epoch: int, host: NodeId = ANNE.id, replica: int = 0) -> ServingPlan:
+    return ServingPlan(epoch=epoch, plan=plan_of((host, 0, 4)), replica=replica)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_only_a_nodes_own_plans_count_and_only_under_epochs_that_a_mesh_can_have(
+    trust: Trust, name: str
+) -> None:
+    is_list = "tuple" in str(NodeFacts.__dataclass_fields__[name].type)
+    good = plan(3, replica=1)
+    bad = [plan(WHOLE_LIMIT, replica=1), plan(counts_up_to(time.time()) + 60_000, replica=1)]
+    bad += [plan(4, BERT.id, replica=1)]
+    bad += [plan(4)] if name == "replicas" else []
+
+    for each in bad:
+        record = trust.verified(annes(**{name: (each, good) if is_list else each}))
+        assert record is not None
+        assert getattr(record.facts, name) == ((good,) if is_list else None)
+    record = trust.verified(annes(**{name: (good,) if is_list else good}))
+    assert record is not None
+    assert getattr(record.facts, name) == ((good,) if is_list else good)

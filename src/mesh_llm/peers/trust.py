@@ -88,8 +88,14 @@ class Trust:
             return None
         facts, own = record.facts, partial(_is_own, record.node)
         serving = facts.serving if facts.serving is not None and own(facts.serving) else None
-        also, starting = tuple(filter(own, facts.also_serving)), tuple(filter(own, facts.starting))
-        facts = replace(facts, role=signer.role, serving=serving, also_serving=also, starting=starting)
+        facts = replace(
+            facts,
+            role=signer.role,
+            serving=serving,
+            also_serving=tuple(filter(own, facts.also_serving)),
+            replicas=tuple(plan for plan in facts.replicas if plan.replica and own(plan)),
+            starting=tuple(filter(own, facts.starting)),
+        )
         return replace(record, facts=facts)
 
     def _refuse(self, signed: Signed) -> None:

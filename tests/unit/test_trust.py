@@ -12,6 +12,7 @@ import pytest
 from mesh_llm.membership.checked_fields import WHOLE_LIMIT, counts_up_to
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.record import Record, Told, record_text, told
+from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.trust import Origin, Trust
 from mesh_llm.transport.claims import Claim
 from mesh_llm.transport.credential import Credential, Grant
@@ -100,3 +101,17 @@ def test_only_a_nodes_own_plans_count_and_only_under_epochs_that_a_mesh_can_have
     record = trust.verified(annes(**{name: (good,) if is_list else good}))
     assert record is not None
     assert getattr(record.facts, name) == ((good,) if is_list else good)
+
+
+def test_an_epoch_that_was_believed_by_a_wrong_clock_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = NodeFacts(name="anne", role=Role.NODE, version="1")
+    mesh = Mesh(ANNE.id, facts, incarnation=1, on_change=lambda: None, on_refused=lambda *_: None)
+    now = time.time()
+    year_s = 365 * 86_400
+
+    with monkeypatch.context() as ahead:
+        ahead.setattr(time, "time", lambda: now + year_s)
+        mesh.know({}, epoch=counts_up_to(now + year_s))
+        assert mesh.highest_epoch() == counts_up_to(now + year_s)
+
+    assert mesh.highest_epoch() <= counts_up_to(time.time())

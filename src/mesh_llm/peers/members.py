@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
+from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.member import Member, Published, Standing, serving_among
 from mesh_llm.membership.record import Record
 from mesh_llm.membership.view import View
@@ -105,7 +107,8 @@ class Members:
     def highest_epoch(self) -> int:
         """Of all plans that were ever published, as far as this node has heard."""
         epochs = [plan.epoch for m in self.members for plan in (*m.facts.served, *m.facts.starting)]
-        self._highest_epoch = max([self._highest_epoch, *epochs])
+        # Believed while this node's clock was ahead, one that nobody else believes would stay for good.
+        self._highest_epoch = min(max([self._highest_epoch, *epochs]), counts_up_to(time.time()))
         return self._highest_epoch
 
     def started(self, node: NodeId) -> int | None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from mesh_llm.defaults import MEMBER_KNOWN_LIMIT, REMEMBERED_LIMIT
 from mesh_llm.errors import Expelled, Forged, MalformedMessage, MeshError, NodeUnreachable
-from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.effects import Changed, Connect, Disconnect, Duplicate, Effect, Send
 from mesh_llm.membership.member import Standing
 from mesh_llm.membership.messages import from_document, signed_to_document, to_document, told_to_document
@@ -133,7 +132,7 @@ class Mesh(Members):
 
     def know(self, addresses: Mapping[NodeId, Address], *, epoch: int = 0) -> None:
         """Where members may be, by a token or an older home: worth a try, no more. And the last epoch."""
-        self._highest_epoch = max(self._highest_epoch, min(epoch, counts_up_to(time.time())))
+        self._highest_epoch = max(self._highest_epoch, epoch)
         records = [
             Record(
                 node=node,

@@ -72,6 +72,10 @@ class MalformedMessage(MeshError):
     """A peer sent something that is none of the messages that members exchange."""
 
 
+class Misquoted(MalformedMessage):
+    """A peer passed on what another one has signed, under numbers that are not in it."""
+
+
 class Forged(MeshError):
     """A peer passed on something that its signature does not hold for."""
 

@@ -103,6 +103,25 @@ def test_only_a_nodes_own_plans_count_and_only_under_epochs_that_a_mesh_can_have
     assert getattr(record.facts, name) == ((good,) if is_list else good)
 
 
+def test_a_record_that_was_misquoted_is_taken_from_others(trust: Trust) -> None:
+    genuine = annes()
+
+    for changes in ({"incarnation": 5}, {"sequence": 5}, {"standing": Standing.LEFT}):
+        assert trust.verified(replace(genuine, **changes)) is None
+
+    record = trust.verified(genuine)
+    assert record is not None
+    assert record.version == genuine.version
+
+
+def test_what_is_no_record_is_verified_once(trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    useless = replace(annes(), signed=ANNE.says(Claim.RECORD, "{}"))
+    assert trust.verified(useless) is None
+
+    monkeypatch.setattr("mesh_llm.peers.trust.signer_of", lambda *_: pytest.fail("verified again"))
+    assert trust.verified(useless) is None
+
+
 def test_an_epoch_that_was_believed_by_a_wrong_clock_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = NodeFacts(name="anne", role=Role.NODE, version="1")
     mesh = Mesh(ANNE.id, facts, incarnation=1, on_change=lambda: None, on_refused=lambda *_: None)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import field, replace
 
-from mesh_llm.errors import MalformedMessage
+from mesh_llm.errors import MalformedMessage, Misquoted
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.fact_documents import facts_from_document, facts_to_document
@@ -111,7 +111,10 @@ def record_text(record: Record) -> str:
 
 
 def read_record(told: Told) -> Record:
-    """What was signed, once its signature holds; `MalformedMessage` where it is something else."""
+    """What was signed, once its signature holds; `MalformedMessage` where it is something else.
+
+    `Misquoted` where it may well be a record, and only what was told beside it is wrong.
+    """
     assert told.signed is not None
     try:
         document = json.loads(told.signed.text)
@@ -120,7 +123,7 @@ def read_record(told: Told) -> Record:
     fields = Fields(document, "record")
     left = fields.flag("left", False)
     if left is not (told.standing is Standing.LEFT):
-        raise MalformedMessage("record: its node did not say whether it left")
+        raise Misquoted("record: its node did not say whether it left")
     record = Record(
         node=fields.node("id"),
         incarnation=fields.whole("i"),
@@ -131,7 +134,7 @@ def read_record(told: Told) -> Record:
         signed=told.signed,
     )
     if (record.node, record.version) != (told.node, told.version):
-        raise MalformedMessage("record: what was signed is another one")
+        raise Misquoted("record: what was signed is another one")
     return record
 
 

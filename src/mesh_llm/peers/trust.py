@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mesh_llm.errors import Forged, MalformedMessage
+from mesh_llm.errors import Forged, MalformedMessage, Misquoted
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.record import Record, Told, read_record
@@ -81,6 +81,10 @@ class Trust:
             return None
         try:
             record = read_record(told)
+        except Misquoted as error:
+            # By whoever passed it on: others may bring the same as it was signed.
+            log.info("record left out node=%s: %s", told.node[:8], error.message)
+            return None
         except MalformedMessage as error:
             # Signed by its node: a newer version's, perhaps.
             log.info("record left out node=%s: %s", told.node[:8], error.message)

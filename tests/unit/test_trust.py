@@ -122,6 +122,16 @@ def test_what_is_no_record_is_verified_once(trust: Trust, monkeypatch: pytest.Mo
     assert trust.verified(useless) is None
 
 
+def test_one_who_was_expelled_wrongly_is_taken_back(trust: Trust) -> None:
+    """By an owner who is out now."""
+    olga = CREATOR.invites(4, Role.OWNER)
+    trust.membership.take_revocations([olga.revokes(ANNE.invite)])
+    assert trust.verified(annes()) is None
+
+    trust.membership.take_revocations([CREATOR.revokes(olga.invite)])
+    assert trust.verified(annes()) is not None
+
+
 def test_an_epoch_that_was_believed_by_a_wrong_clock_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = NodeFacts(name="anne", role=Role.NODE, version="1")
     mesh = Mesh(ANNE.id, facts, incarnation=1, on_change=lambda: None, on_refused=lambda *_: None)

@@ -13,7 +13,7 @@ from mesh_llm.errors import Forged, MalformedMessage, Misquoted
 from mesh_llm.frozen import frozen
 from mesh_llm.membership.checked_fields import counts_up_to
 from mesh_llm.membership.record import Record, Told, read_record
-from mesh_llm.transport.claims import Claim, signer_of
+from mesh_llm.transport.claims import Claim, holder_of_right, signer_of
 from mesh_llm.transport.credential import Credential, origin_of
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, Stream
@@ -73,12 +73,13 @@ class Trust:
         assert membership.mesh is not None and told.signed is not None
         if told.signed in self._useless:
             return None
+        holder = holder_of_right(told.signed.credential, membership.mesh)
+        if membership.revocations.strikes(holder.credential) is not None:
+            # For now: a revocation counts no more once the owner who signed it is out.
+            return None
         signer = signer_of(told.signed, membership.mesh, Claim.RECORD)
         if signer.node != told.node or signer.role is Role.CLIENT:
             raise Forged("a record that its own node did not sign")
-        if membership.revocations.strikes(signer.credential) is not None:
-            self._refuse(told.signed)
-            return None
         try:
             record = read_record(told)
         except Misquoted as error:

@@ -13,6 +13,7 @@ from mesh_llm.defaults import FRAME_LIMIT_BYTES
 from mesh_llm.membership.messages import signed_to_document
 from mesh_llm.mesh_settings import MeshSettings
 from mesh_llm.peers.claims_exchange import KIND, ClaimsExchange
+from mesh_llm.transport import revocations
 from mesh_llm.transport.network import Network, Peer
 from mesh_llm.transport.own_membership import Membership
 from mesh_llm.types import Fingerprint, NodeId, Role, Signed
@@ -127,6 +128,25 @@ def test_what_is_good_beside_something_forged_is_passed_on(here: Here) -> None:
     assert here.bert.heard("settings") == [signed_to_document(settings)]
     assert here.bert.heard("revocations") == [signed_to_document(revoked)]
     assert here.news == 1
+
+
+@pytest.mark.parametrize("bound", ["REVOKED_PER_BRANCH", "REVOKED_IN_ALL"])
+def test_news_for_which_others_make_way_are_news(
+    here: Here, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """As many are known afterwards as before."""
+    monkeypatch.setattr(revocations, bound, 3)
+    below = BERT.invites(6)
+    here.receive(here.anne, revocations=[below.revokes(f"{number:016x}") for number in range(3)])
+    before = len(here.bert.heard("revocations"))
+    revoked = BERT.revokes(below.invite)
+
+    here.receive(here.anne, revocations=[revoked])
+
+    assert len(here.mesh.revocations) == 3
+    assert here.mesh.revocations.strikes(below.credential) is not None
+    assert here.bert.heard("revocations")[before:] == [signed_to_document(revoked)]
+    assert here.news == 2
 
 
 def test_a_client_brings_nothing(here: Here) -> None:

@@ -58,7 +58,7 @@ class ClaimsExchange:
             return
         settings, revocations = _read(body)
         fresh: list[Signed] = []
-        before = len(self._membership.revocations)
+        before = set(self._membership.revocations.signed)
         try:
             for each in settings:
                 fresh += [each] if self._membership.take_settings(each, now=time.time()) else []
@@ -69,7 +69,7 @@ class ClaimsExchange:
         if settings:
             self.heard.set()
         # Also what was good beside something forged: known here by now, it would be news to nobody later.
-        revoked = self._membership.revocations.signed[before:]
+        revoked = [each for each in self._membership.revocations.signed if each not in before]
         if fresh or revoked:
             others = [other for other in self._network.peers.values() if other is not peer]
             self._send(others, fresh, revoked)

@@ -268,6 +268,32 @@ def test_all_together_have_so_many_and_the_creator_comes_first(monkeypatch: pyte
     assert known.strikes(CARL.credential) is not None
 
 
+@pytest.mark.usefixtures("small_bounds")
+def test_one_makes_way_where_its_branch_and_all_together_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocations, "REVOKED_IN_ALL", 5)
+    known = Revocations(MESH)
+    known.add([each for puppet in (BERT, ANNE.invites(12)) for each in many(puppet, 3)])
+    assert len(known) == 5
+
+    assert known.add([ANNE.revokes(BERT.invite)])
+    assert len(known) == 5
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_nobody_makes_way_for_one_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its branch is full of those that stay; what others further down have revoked stays, too."""
+    monkeypatch.setattr(revocations, "REVOKED_IN_ALL", 8)
+    known = Revocations(MESH)
+    known.add(many(DORA.invites(12), 3))
+    ids = [CREATOR.invites(200 + number, invite="77" * 8) for number in range(4)]
+    known.add([each for puppet in ids[:2] for each in many(puppet, 3)])
+    before = known.signed
+    assert len(before) == 8
+
+    assert known.add(many(ids[2], 3)) == []
+    assert known.signed == before
+
+
 def test_a_revocation_names_whose_invite_it_is() -> None:
     """Somebody lets a puppet in by an invite of the same id: to revoke that one hurts nobody else."""
     puppet = ANNE.invites(60, invite=DORA.invite)

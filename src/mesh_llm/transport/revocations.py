@@ -144,15 +144,20 @@ class Revocations:
 
     def _make_room(self, new: Revocation) -> bool:
         """Within its branch and in all; where that is full, those of signers further down make way."""
-        branch = [each for each in self._all.values() if each.branch == new.branch]
-        everything = list(self._all.values())
-        bounds = [(everything, REVOKED_IN_ALL)] + ([(branch, REVOKED_PER_BRANCH)] if new.branch else [])
-        for known, limit in bounds:
+        gone: set[_Key] = set()
+        bounds = [(new.branch, REVOKED_PER_BRANCH)] if new.branch else []
+        for branch, limit in (*bounds, (None, REVOKED_IN_ALL)):
+            known = {
+                key: each
+                for key, each in self._all.items()
+                if key not in gone and branch in (None, each.branch)
+            }
             if len(known) >= limit:
-                last = max(known, key=lambda each: each.rank)
-                if len(last.credential) <= len(new.credential):
+                last = max(known, key=lambda key: known[key].rank)
+                if len(known[last].credential) <= len(new.credential):
                     return False
-                del self._all[last.signed.credential, last.invite, last.issuer]
+                gone.add(last)
+        self._all = {key: each for key, each in self._all.items() if key not in gone}
         return True
 
     def strikes(self, credential: Credential) -> Revocation | None:

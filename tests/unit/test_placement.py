@@ -15,7 +15,7 @@ from mesh_llm.planning.layer_costs import load_of
 from mesh_llm.planning.layer_shares import Capacity, apportion, fastest_first, spread
 from mesh_llm.planning.memory_layout import Free, Ledger, divided, furthest, lodge, rooms, total_bytes
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import HostingMode, LayerCache, Mode, Plan
+from mesh_llm.types import HostingMode, LayerCache, Mode, NodeFacts, Plan, Role
 from tests.support.planning import (
     GB,
     any_model,
@@ -390,7 +390,7 @@ def test_a_first_layer_on_who_may_not_host_leaves_it_to_another() -> None:
         ((("a", 0, 20), ("b", 19, 40)), "--layers b=19-39: layer 19 is given twice"),
         ((("a", 0, 20), ("b", 20, 39)), "--layers gives 39 layers, the model has 40"),
         ((("a", 0, 20), ("b", 20, 41)), "--layers gives 41 layers, the model has 40"),
-        ((("a", 0, 20), ("twin", 20, 40)), "--layers names twin, and 2 nodes are called that"),
+        ((("a", 0, 20), ("twin", 20, 40)), "--layers names twin, and 2 nodes are called that: give an id"),
         ((("a", 0, 20), ("client", 20, 40)), "--layers names client, which has no part: no such model file"),
         (
             (("a", 0, 10), ("b", 10, 20), ("a", 20, 40)),
@@ -412,6 +412,18 @@ def test_layers_that_cannot_be(wish: tuple[tuple[str, int, int], ...], reason: s
 
     assert plan.mode is Mode.WAITING
     assert plan.reason == reason
+
+
+def test_layers_by_a_name_that_others_take() -> None:
+    """A node whose id is given is that one, and a lite client is none."""
+    client = replace(
+        _called(node("d", models=()), "b"), facts=NodeFacts(name="b", role=Role.CLIENT, version="1")
+    )
+    thief = _called(node("c", 64), "a")
+
+    plan = planned(node("a", 64), node("b", 64), thief, client, layers=(("a", 0, 10), ("b", 10, 40)))
+
+    assert (plan.host, layers(plan)) == ("a", {"a": (0, 10), "b": (10, 40)})
 
 
 def _called(each: Candidate, name: str) -> Candidate:

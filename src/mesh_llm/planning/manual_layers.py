@@ -17,7 +17,7 @@ from mesh_llm.planning.memory_layout import Ledger, furthest
 from mesh_llm.planning.placement import Layout
 from mesh_llm.planning.plan_inputs import PlanInputs
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
-from mesh_llm.types import NodeId
+from mesh_llm.types import NodeId, Role
 
 NamedLayers = Sequence[tuple[str, int, int]]
 
@@ -86,20 +86,27 @@ def by_names(
 
 
 def _owners(layers: NamedLayers, snapshot: Snapshot, roster: Eligible) -> Mapping[str, Candidate] | str:
-    here: dict[str, list[Candidate]] = {}
-    for node in snapshot.nodes:
-        if node.alive:
-            here.setdefault(node.facts.name, []).append(node)
     names = sorted({name for name, _, _ in layers})
-    missing = [name for name in names if name not in here]
+    here = {name: _called(name, snapshot) for name in names}
+    missing = [name for name in names if not here[name]]
     if missing:
         return f"--layers names {', '.join(missing)}: no such node is here"
     for name in names:
         if len(here[name]) > 1:
-            return f"--layers names {name}, and {len(here[name])} nodes are called that"
+            return f"--layers names {name}, and {len(here[name])} nodes are called that: give an id"
         if reason := roster.refused.get(here[name][0].id):
             return f"--layers names {name}, which has no part: {reason}"
     return {name: here[name][0] for name in names}
+
+
+def _called(name: str, snapshot: Snapshot) -> list[Candidate]:
+    """The one of that id, or else all of that name: nobody is put out by others who take it.
+
+    Lite clients only where no node has the name; besides, they are here for one node and not for another.
+    """
+    here = [node for node in snapshot.nodes if node.alive]
+    named = [node for node in here if node.id == name] or [node for node in here if node.facts.name == name]
+    return [node for node in named if node.facts.role is not Role.CLIENT] or named
 
 
 def _ranges(layers: NamedLayers) -> list[tuple[int, int, str]]:

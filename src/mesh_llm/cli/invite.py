@@ -100,8 +100,8 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
 def revoke(id: str, home: Path | None, as_json: bool, debug: bool) -> None:
     """Revoke an invite, and expel everyone who joined with it.
 
-    Name it by its id, or by a member that joined with it. Owners may revoke any invite, other nodes their own
-    and those made by nodes that they let in.
+    Name it by its id, or by a member that joined with it; where two nodes have made one of that id, as
+    MAKER:ID. Owners may revoke any invite, other nodes their own and those made by nodes that they let in.
     """
     answer = asyncio.run(call(Home(home_path(home)), "POST", "/api/revoke", {"id": id}))
     if as_json:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from mesh_llm.frozen import frozen
 from mesh_llm.mesh_settings import MeshSettings
-from mesh_llm.types import Fingerprint, NodeFacts, NodeId, ServingPlan
+from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Role, ServingPlan
 
 
 class Standing(StrEnum):
@@ -34,6 +34,17 @@ class Member:
     @property
     def present(self) -> bool:
         return self.standing in (Standing.ALIVE, Standing.SUSPECT)
+
+
+def called(name: str, members: Iterable[Member], *, nodes_first: bool = False) -> list[Member]:
+    """Whom somebody means: the one of that id, or else all of that name, which may be another one's id.
+
+    `nodes_first`: lite clients only where no node has the name.
+    """
+    found = list(members)
+    named = [m for m in found if m.id == name] or [m for m in found if m.facts.name == name]
+    nodes = [m for m in named if m.facts.role is not Role.CLIENT] if nodes_first else []
+    return nodes or named
 
 
 Published = tuple[NodeId, ServingPlan]

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from mesh_llm.errors import MeshError, NodeUnreachable
+from mesh_llm.membership.member import called
 from mesh_llm.node.joining import Joining
 from mesh_llm.peers.claims_exchange import promotion
 from mesh_llm.peers.mesh import Mesh
@@ -120,22 +121,34 @@ class Invites:
             )
         return found
 
-    def _by_id(self, id: str) -> list[tuple[NodeId, str]]:
-        if self._membership.admissions.get(id) is not None:
-            return [(self._identity.id, id)]
+    def _by_id(self, what: str) -> list[tuple[NodeId, str]]:
+        """By `ID`, or `MAKER:ID`: whoever makes an invite chooses its id, and may choose another one's."""
+        maker, _, id = what.rpartition(":")
+        own = {(self._identity.id, id)} if self._membership.admissions.get(id) is not None else set()
+        if own and not maker:
+            return list(own)
         chains = self._mesh.credentials_of()
-        found = sorted({at for chain in chains for at in self._within(chain) if at[1] == id})
+        found = sorted(own | {at for chain in chains for at in self._within(chain) if at[1] == id})
+        if maker:
+            named = {m.id for m in called(maker, self._mesh.members)}
+            makers = {node for node, _ in found if node == maker} or named
+            found = [at for at in found if at[0] in makers]
         if len(found) > 1:
-            # Whoever makes an invite chooses its id, and may choose one that was there before.
-            raise MeshError(f"{len(found)} nodes have made an invite {id}", hint="name a member instead")
+            raise MeshError(
+                f"{len(found)} nodes have made an invite {id}",
+                hint="name its maker, too, as MAKER:ID; or name a member",
+            )
         return found
 
     def _by_name(self, name: str) -> list[tuple[NodeId, str]]:
         """All by which it is in: one who was promoted has two."""
         mesh = self._mesh
-        named = [m.id for m in mesh.members if name in (m.id, m.facts.name) and m.id != mesh.me]
+        named = [m.id for m in called(name, (m for m in mesh.members if m.id != mesh.me))]
         if len(named) > 1:
-            raise MeshError(f"{len(named)} members are called {name}", hint="name one by its id")
+            raise MeshError(
+                f"{len(named)} members are called {name}",
+                hint="name one by its id, which `mesh-llm status --json` has",
+            )
         if not named:
             return []
         chains = [chain for chain in mesh.credentials_of(named[0]) if chain]
@@ -162,7 +175,8 @@ class Invites:
                 "only an owner of the mesh can make another owner",
                 hint="do it on the machine that started the mesh, or on another owner's",
             )
-        found = [m for m in self._mesh.alive() if name in (m.id, m.facts.name) and m.id != self._mesh.me]
+        others = (m for m in self._mesh.alive() if m.id != self._mesh.me)
+        found = called(name, others, nodes_first=True)
         if len(found) != 1:
             raise MeshError(
                 f"{len(found) or 'no'} members are called {name!r}", hint="`mesh-llm status` lists them"

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mesh_llm.errors import LinkFailed, LinkRefused, MeshError, UsageError
+from mesh_llm.membership.member import called
 from mesh_llm.peers.data_links import DataLinks, Purpose, Receive
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.transport import link_meter
@@ -106,7 +107,8 @@ class MeasuredLinks:
         raise AssertionError("the last try raises")
 
     def _found(self, name: str) -> NodeId:
-        found = [m for m in self._mesh.alive() if name in (m.id, m.facts.name) and m.id != self._mesh.me]
+        others = (m for m in self._mesh.alive() if m.id != self._mesh.me)
+        found = called(name, others, nodes_first=True)
         if len(found) != 1:
             raise MeshError(
                 f"{len(found) or 'no'} other members are called {name!r}",

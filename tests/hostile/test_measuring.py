@@ -44,6 +44,7 @@ def test_what_is_too_much_ends_the_link(nodes: Lab, villain: Villain) -> None:
         request(ECHO, MESSAGE_LIMIT_BYTES + 1, 1),
         request(SINK, MESSAGE_LIMIT_BYTES, LINK_METER_BYTES // MESSAGE_LIMIT_BYTES + 1),
         request(3, 5, 1),
+        request(ECHO, 0, (1 << 32) - 1),
         b"\xff" * 9,
     ):
         link = mallory.open("link", LINK)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import struct
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,3 +80,17 @@ def test_a_link_is_given_up_when_its_time_is_over() -> None:
     near, far = socket.socketpair()
     with far, LinkMeter(near, within_s=0.0) as meter, pytest.raises(MeshError, match="took more than 0 s"):
         figures(meter, meter, 64)
+
+
+@pytest.mark.parametrize("what", [1, 2])
+def test_messages_of_no_bytes_end_the_link(what: int) -> None:
+    """They use up nothing of what a link may carry, and four billion of them take half an hour."""
+    near, far = socket.socketpair()
+    with near:
+        near.sendall(struct.pack("!BII", what, 0, (1 << 32) - 1))
+        answering = threading.Thread(target=link_meter.answer, args=(far,), daemon=True)
+        answering.start()
+        near.settimeout(10)
+        assert near.recv(1) == b""
+        answering.join(10)
+    assert not answering.is_alive()

@@ -78,7 +78,7 @@ def answer(
             end.receive(head)
             what, size, count = _REQUEST.unpack(head)
             limit_bytes -= size * count
-            if what not in (_ECHO, _SINK) or size > MESSAGE_LIMIT_BYTES or limit_bytes < 0:
+            if what not in (_ECHO, _SINK) or not 1 <= size <= MESSAGE_LIMIT_BYTES or limit_bytes < 0:
                 return
             if len(buffer) < size:
                 buffer = memoryview(bytearray(size))

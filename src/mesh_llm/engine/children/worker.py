@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,8 @@ from mesh_llm.errors import EngineFailed, MeshError
 
 _REQUEST_BYTES = 1 << 20
 """Of one request: the paths of a model in a hundred files fit, and the names of ten thousand tensors."""
+
+_ACCEPT_AGAIN_S = 0.2
 
 
 def main() -> None:
@@ -46,8 +49,7 @@ def main() -> None:
     report({"event": "ready", "pid": os.getpid()})
     desk = _Desk(worker, report)
     while True:
-        connection, _ = listener.accept()
-        desk.take(connection)
+        desk.take(_accepted(listener))
 
 
 def _open(spec: WorkerSpec) -> WorkerHandle:
@@ -81,6 +83,15 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
+def _accepted(listener: socket.socket) -> socket.socket:
+    while True:
+        try:
+            return listener.accept()[0]
+        except OSError:
+            # Out of descriptors: some are free again once a link has ended.
+            time.sleep(_ACCEPT_AGAIN_S)
+
+
 class _Desk:
     """Takes the node's requests. Those that last get a thread of their own."""
 
@@ -94,6 +105,17 @@ class _Desk:
         except (OSError, ValueError):
             connection.close()  # whoever asked has gone, or asked for nothing
             return
+        try:
+            self._begin(connection, request, descriptors)
+        except MeshError:
+            connection.close()  # the worker owns the link, and has no thread for it
+        except RuntimeError:
+            # No thread can be started.
+            connection.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _begin(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
         match request.get("kind"), descriptors:
             case "session", [descriptor]:
                 _start(lambda: self._report({"event": "ended", "fault": self._worker.serve(descriptor)}))

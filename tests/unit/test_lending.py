@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -91,7 +91,11 @@ class FakeProcess:
         self.death = asyncio.get_running_loop().create_future()
 
     async def add_peer(self, number: int, link: socket.socket) -> None:
+        await asyncio.sleep(0)
         self.peers.append(number)
+
+    async def drop_peer(self, number: int) -> None:
+        self.peers.remove(number)
 
 
 @pytest.fixture
@@ -132,6 +136,78 @@ async def test_devices_of_a_node_are_linked_to_each_other(lending: Lending) -> N
         lending.lease_of(host, TERMS.epoch, "CUDA1")
     with pytest.raises(LinkRefused):
         await lending.join(leases[0], leases[0], 8)
+    await lending.close()
+
+
+async def leased(lending: Lending, **terms: Any) -> Lease:
+    """By host `a`."""
+    worker = await lending._worker("CUDA0")
+    lease = Lease(host=NodeId("a"), terms=replace(TERMS, device="CUDA0", **terms), worker=worker)
+    lending.leases.append(lease)
+    return lease
+
+
+def peers(lease: Lease) -> list[int]:
+    return cast(list[int], cast(Any, lease.worker).peers)
+
+
+async def links(lending: Lending, origin: str, number: int, *, epoch: int = 1) -> None:
+    """A node says that its worker comes before the one that was leased to `a`."""
+    ours, theirs = socket.socketpair()
+    purpose = {"kind": "neighbour", "host": "a", "epoch": epoch, "number": number, "device": "CUDA0"}
+    with ours:
+        await lending.receive(NodeId(origin), purpose, theirs)
+
+
+async def test_only_the_worker_before_it_links_to_a_worker(lending: Lending) -> None:
+    first, second = (
+        await leased(lending, before=NodeId("")),
+        await leased(lending, epoch=2, before=NodeId("b")),
+    )
+
+    await links(lending, "b", 7, epoch=2)
+    for origin, epoch in (("c", 2), ("", 1), ("b", 1), ("a", 1)):
+        if origin:
+            with pytest.raises(LinkRefused, match="only the worker with the layers before these"):
+                await links(lending, origin, 8, epoch=epoch)
+    assert peers(second) == [7]
+    # Of one that comes again, the last one counts.
+    await links(lending, "b", 9, epoch=2)
+    assert peers(second) == [9]
+    await lending._end(second)
+    assert peers(first) == []
+    await lending.close()
+
+
+async def test_links_to_a_lease_of_an_older_host_are_few(lending: Lending) -> None:
+    """It does not say who is to link, and any member may ask."""
+    lease = await leased(lending)
+    ours, theirs = socket.socketpair()
+    with ours:
+        await lending.add_next(lease, 1, theirs)
+
+    async def puppet(number: int) -> None:
+        with suppress(LinkRefused):
+            await links(lending, f"puppet {number % 90}", number)
+
+    await asyncio.gather(*map(puppet, range(2, 200)))
+    assert len(peers(lease)) == 5
+    assert 1 in peers(lease)
+    await lending._end(lease)
+    assert peers(lease) == []
+    await lending.close()
+
+
+async def test_nobody_takes_the_number_of_anothers_link(lending: Lending) -> None:
+    lease, other = await leased(lending, before=NodeId("b")), await leased(lending, epoch=2)
+    await links(lending, "b", 7)
+
+    with pytest.raises(LinkRefused, match="another link has this number"):
+        await links(lending, "c", 7, epoch=2)
+    await links(lending, "b", 7)
+
+    assert lease.neighbours == {"before": 7}
+    assert other.neighbours == {}
     await lending.close()
 
 

@@ -90,6 +90,7 @@ class WorkerLeases:
 
     def _wish(self, plan: Plan, stage: Stage) -> dict[str, Any]:
         """The layers that a worker is asked for."""
+        before = plan.workers[: plan.workers.index(stage)]
         wish: dict[str, Any] = {
             "epoch": self._epoch,
             "fingerprint": self._fingerprint,
@@ -98,6 +99,7 @@ class WorkerLeases:
             "need_bytes": stage.need_bytes,
             "head": plan.head_on_worker and stage is plan.stages[-1],
             "device": stage.device,
+            "before": before[-1].node if before else "",
         }
         if self._adapters:
             wish["adapters"] = [adapter.file.digest for adapter in self._adapters]

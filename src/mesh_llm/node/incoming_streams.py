@@ -89,7 +89,7 @@ class IncomingStreams:
             else:
                 purpose = {"kind": "neighbour", "host": host, "epoch": epoch, "number": number}
                 link = await self._data_links.link(NodeId(following), {**purpose, "device": device})
-                await lending.add_neighbour(lease, number, link.socket)
+                await lending.add_next(lease, number, link.socket)
                 kind = link.kind
             await stream.write_document({"linked": True, "kind": kind.value})
         except MeshError as error:

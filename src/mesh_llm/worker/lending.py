@@ -29,6 +29,10 @@ from mesh_llm.types import Fingerprint, NodeId, Progress
 
 log = logging.getLogger(__name__)
 
+_LINKS_FROM_OTHERS = 4
+"""To a lease whose host does not say who may link to it: one would do, but anybody may come first."""
+_NEXT, _BEFORE = "next", "before"
+
 _BEAT_S = LEASE_SILENCE_S / 3
 """Between two signs of life of a worker that fetches its layers: a fetch has bounds of its own."""
 
@@ -48,6 +52,8 @@ class Terms:
     """Where they are to lie; without a name, on the first that is lent."""
     adapters: tuple[str, ...] = ()
     """Digests of the LoRA adapters that go with the model."""
+    before: NodeId | None = None
+    """The worker with the layers before these, or an empty text; hosts of older versions do not say."""
 
     def text(self, layers: int) -> str:
         where = f" on {self.device}" if self.device else ""
@@ -72,6 +78,7 @@ class Terms:
                     head=header.get("head") is not False,
                     device=device_of(header),
                     adapters=_adapters_of(header),
+                    before=_before_of(header),
                 )
         raise LinkRefused("this is not a request for layers")
 
@@ -81,6 +88,13 @@ def _adapters_of(header: dict[str, Any]) -> tuple[str, ...]:
     if not isinstance(named, list) or len(named) > ADAPTERS_LIMIT:
         raise LinkRefused("these are not adapters")
     return tuple(map(str, named))
+
+
+def _before_of(header: dict[str, Any]) -> NodeId | None:
+    before = header.get("before")
+    if not isinstance(before, str | None):
+        raise LinkRefused("this is not a node")
+    return None if before is None else NodeId(before)
 
 
 def device_of(header: dict[str, Any], name: str = "device") -> str:
@@ -112,8 +126,9 @@ class Lease:
     terms: Terms
     worker: WorkerProcess | None = None
     """From when its layers are in memory."""
-    neighbours: list[int] = field(default_factory=list)
-    """Numbers of the links to other workers of the plan."""
+    neighbours: dict[str, int] = field(default_factory=dict)
+    """Numbers of the links to other workers of the plan: `next`, `before`, or the node that it came from."""
+    linking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -324,8 +339,9 @@ class Lending:
         self.leases.remove(lease)
         self._on_change()
         if lease.worker is not None:
-            for number in lease.neighbours:
-                await lease.worker.drop_peer(number)
+            async with lease.linking:
+                for number in lease.neighbours.values():
+                    await lease.worker.drop_peer(number)
         self._end_unused()
 
     # -- links ---------------------------------------------------------------------------------
@@ -345,17 +361,41 @@ class Lending:
                 await _worker_of(self.lease_of(origin, epoch, device_of(purpose))).serve(link)
             case {"kind": "neighbour", "host": str(host), "epoch": int(epoch), "number": int(number)}:
                 lease = self.lease_of(NodeId(host), epoch, device_of(purpose))
-                await self.add_neighbour(lease, number, link)
+                await self._add_neighbour(lease, _seat_of(lease, origin), number, link)
             case _:
                 raise LinkRefused("this link does not exist")
 
-    async def add_neighbour(self, lease: Lease, number: int, link: socket.socket) -> None:
-        """Owns the link from here on, whatever happens."""
+    async def add_next(self, lease: Lease, number: int, link: socket.socket) -> None:
+        """Owns the link to the next worker from here on, whatever happens."""
         with link:
+            await self._add_neighbour(lease, _NEXT, number, link)
+
+    async def _add_neighbour(self, lease: Lease, seat: str, number: int, link: socket.socket) -> None:
+        """In place of the one that had the seat before."""
+        async with lease.linking:
+            worker_process = _worker_of(lease)
             if not 0 <= number < 1 << 31 or lease not in self.leases:
                 raise LinkRefused("there is no lease for this link")
-            lease.neighbours.append(number)
-            await _worker_of(lease).add_peer(number, link)
+            others = lease.neighbours.keys() - {_NEXT, _BEFORE, seat}
+            if seat not in (_NEXT, _BEFORE) and len(others) >= _LINKS_FROM_OTHERS:
+                raise LinkRefused("this lease has as many links as it may")
+            if self._is_taken(number, lease, seat):
+                # The worker would drop the link that has it.
+                raise LinkRefused("another link has this number")
+            old = lease.neighbours.get(seat)
+            lease.neighbours[seat] = number
+            if old is not None and old != number:
+                await worker_process.drop_peer(old)
+            await worker_process.add_peer(number, link)
+
+    def _is_taken(self, number: int, lease: Lease, seat: str) -> bool:
+        """Whether a link to the same worker child has the number, but for the one in that seat."""
+        return any(
+            number == taken and (each, place) != (lease, seat)
+            for each in self.leases
+            if each.worker is lease.worker
+            for place, taken in each.neighbours.items()
+        )
 
     async def join(self, one: Lease, following: Lease, number: int) -> None:
         """Link two devices of this node."""
@@ -363,14 +403,23 @@ class Lending:
             raise LinkRefused("a device has no link to itself")
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            await self.add_neighbour(following, number, theirs)
-            await self.add_neighbour(one, number, ours)
+            await self._add_neighbour(following, _BEFORE, number, theirs)
+            await self._add_neighbour(one, _NEXT, number, ours)
 
     def lease_of(self, host: NodeId, epoch: int, device: str) -> Lease:
         for lease in self.leases:
             if (lease.host, lease.terms.epoch, lease.terms.device) == (host, epoch, device):
                 return lease
         raise LinkRefused("there is no lease for this link")
+
+
+def _seat_of(lease: Lease, origin: NodeId) -> str:
+    """Of a link that another node's worker opens."""
+    if lease.terms.before is None:
+        return origin
+    if origin != lease.terms.before:
+        raise LinkRefused("only the worker with the layers before these links to it")
+    return _BEFORE
 
 
 def _worker_of(lease: Lease) -> WorkerProcess:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mesh_llm.config import NodeConfig
 from mesh_llm.lab.simulate.signing import seal
 from mesh_llm.membership.member import Standing
@@ -41,3 +43,10 @@ def admit(node: Node, id: NodeId, *, connected: bool = True, of: NodeId | None =
     record = replace(record, signed=seal(record_text(record)))
     view._state.open = read_record
     view.on_message(of or id, Update(records=(told(record),)), _now())
+
+
+def open_doors(monkeypatch: pytest.MonkeyPatch, folder: Path, *nodes: NodeId) -> None:
+    """For local links, as these have on this machine, and no others."""
+    monkeypatch.setattr("mesh_llm.peers.own_machine.link_door", lambda node: folder / f"{node[:16]}.door")
+    for node in nodes:
+        (folder / f"{node[:16]}.door").touch()

@@ -46,7 +46,8 @@ def library(
         return None if value is None else SimpleNamespace(facts=SimpleNamespace(cpu_library=value))
 
     facts = NodeFacts(name="a", role=Role.NODE, version="", memory_bytes=100)
-    mesh: Any = SimpleNamespace(me=NodeId("a"), facts=facts, nodes_here=lambda: nodes, member=member)
+    own_machine = SimpleNamespace(nodes=lambda: nodes)
+    mesh: Any = SimpleNamespace(me=NodeId("a"), facts=facts, own_machine=own_machine, member=member)
     runs = [SimpleNamespace(plan=plan(a=hosted, b=1000))] if hosted else []
     unused: Any = None
     model: Any = (SimpleNamespace(runs=runs), Queue(queue))

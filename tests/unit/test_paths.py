@@ -10,15 +10,16 @@ from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.membership.heartbeat import MEMBER_RTT_LEAST
 from mesh_llm.node.node import Node
 from mesh_llm.types import LinkFacts, LinkKind
-from tests.support.composed import ANN, a_node, admit
+from tests.support.composed import ANN, a_node, admit, open_doors
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> Node:
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     """With a peer on its own machine, whose pings take their time."""
     node = a_node(tmp_path)
     node.mesh.publish(machine="m1")
     admit(node, ANN, machine="m1")
+    open_doors(monkeypatch, tmp_path, ANN)
     node.mesh._view._state.links[ANN]._samples.extend([0.009] * MEMBER_RTT_LEAST)
     return node
 

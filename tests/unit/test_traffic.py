@@ -20,7 +20,7 @@ from mesh_llm.report.status import _stage
 from mesh_llm.report.traffic import crossing, traffic
 from mesh_llm.status_schema import EngineStageStatus, Traffic
 from mesh_llm.types import Place, StageCounters
-from tests.support.composed import ANN, BEN, a_node, admit
+from tests.support.composed import ANN, BEN, a_node, admit, open_doors
 from tests.support.planning import plan_of, settings
 
 HOST, ONE, TWO, OTHER = "host", "one", "two", "other"
@@ -67,10 +67,11 @@ def test_workers_that_the_host_relays_for_have_no_link() -> None:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> Node:
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     node = a_node(tmp_path)
     node.mesh.publish(machine="m1")
     admit(node, ANN, machine="m1")
+    open_doors(monkeypatch, tmp_path, ANN)
     admit(node, BEN, machine="m2")
     for peer in (ANN, BEN):
         meter = node.mesh.paths._meters[peer] = Meter()

@@ -71,7 +71,7 @@ class CpuLibrary:
         hosted = [stage for hosting, _ in models for run in hosting.runs for stage in run.plan.stages]
         own = sum(stage.need_bytes for stage in hosted if stage.node == self._mesh.me)
         # Nodes of one machine build once, and change at the same time.
-        room = usable_bytes(self._mesh.facts) // max(1, self._mesh.nodes_here())
+        room = usable_bytes(self._mesh.facts) // self._mesh.own_machine.nodes()
         if 2 * (own + self._lending.lent_bytes) <= room:
             return True
         return not self._lending.leases and not any(queue.taken or queue.waiting for _, queue in models)

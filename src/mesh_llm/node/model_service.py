@@ -237,7 +237,7 @@ class ModelService:
         library_changed = parts.watch_library(plan)
 
         def specify(plan: Plan, links: tuple[LinkSpec, ...]) -> EngineSpec:
-            return launch.engine(plan, links, nodes_here=parts.mesh.nodes_here())
+            return launch.engine(plan, links, nodes_here=parts.mesh.own_machine.nodes())
 
         def is_outdated() -> bool:
             projector_came = launch.projector is None and files.path(launch.settings.projector) is not None

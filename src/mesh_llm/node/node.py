@@ -498,5 +498,5 @@ class Node:
             self.hardware,
             self.home.worker_socket,
             device,
-            nodes_here=self.mesh.nodes_here(),
+            nodes_here=self.mesh.own_machine.nodes(),
         )

@@ -4,6 +4,7 @@ mesh             the members, the connections to them, what this node tells them
 members          what this node knows of the members: who is here, what they offer
 trust            what this node signs, and what it believes of others
 claims_exchange  passes settings and revocations from node to node
+own_machine      who else is on this node's machine
 paths            the path to each member: kind, delay, traffic
 data_links       data links for children, and HTTP to the host's engine
 link_measuring   links that are only measured

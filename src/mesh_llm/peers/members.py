@@ -16,7 +16,7 @@ from mesh_llm.transport import credential as credentials
 from mesh_llm.transport.credential import Credential
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Membership, Network, Peer
-from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Plan, Role, State
+from mesh_llm.types import Fingerprint, NodeFacts, NodeId, Plan, State
 
 _UNREADY = {
     State.STARTING: "is starting",
@@ -57,15 +57,6 @@ class Members:
 
     def has_company(self) -> bool:
         return len(self.alive()) > 1
-
-    def shares_machine(self, node: NodeId) -> bool:
-        member = self._view.member(node)
-        return member is not None and bool(self.facts.machine) and member.facts.machine == self.facts.machine
-
-    def nodes_here(self) -> int:
-        """Nodes that compute on this machine, this one included."""
-        nodes = (m for m in self.alive() if m.facts.role is not Role.CLIENT)
-        return max(1, sum(self.shares_machine(member.id) for member in nodes))
 
     def snapshot(self) -> Snapshot:
         return Snapshot(

@@ -25,6 +25,7 @@ from mesh_llm.peers import claims_exchange
 from mesh_llm.peers.claims_exchange import ClaimsExchange
 from mesh_llm.peers.forwarding import Forwarding
 from mesh_llm.peers.members import Members
+from mesh_llm.peers.own_machine import OwnMachine
 from mesh_llm.peers.paths import Paths
 from mesh_llm.peers.trust import Origin, Service, Trust
 from mesh_llm.transport.network import Network, Peer, Stream
@@ -81,7 +82,8 @@ class Mesh(Members):
         """Made since this node started: with members that were `new` to it, and `again` with others."""
         self.disconnections: Counter[str] = Counter()
         """By how they ended: the other one `left`, this node `closed` it, or it was `lost`."""
-        self.paths = Paths(self)
+        self.own_machine = OwnMachine(self)
+        self.paths = Paths(self, self.own_machine)
         self.on_refused = on_refused
         self._on_change = on_change
         self._network: Network | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mesh_llm.defaults import HOP_LOCAL_S
 from mesh_llm.errors import LinkFailed, PeerLost
 from mesh_llm.peers.members import Members
+from mesh_llm.peers.own_machine import OwnMachine
 from mesh_llm.status_schema import Traffic
 from mesh_llm.types import LinkFacts, LinkKind, NodeId
 
@@ -39,8 +40,9 @@ class Meter:
 
 
 class Paths:
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Members, own_machine: OwnMachine) -> None:
         self._members = members
+        self._own_machine = own_machine
         self.farther_s: Callable[[NodeId], float] = lambda _: 0.0
         """Added to the round trip to a node: a laboratory's longer links are not where pings go."""
         self._meters: dict[NodeId, Meter] = {}
@@ -80,7 +82,7 @@ class Paths:
 
     def of_links(self, node: NodeId) -> LinkKind:
         """The way that data links take."""
-        if self._members.shares_machine(node):
+        if self._own_machine.has_door(node):
             return LinkKind.LOCAL
         way = self.of_streams(node)
         return LinkKind.TCP if way is LinkKind.QUIC and self._is_plain(node) else way

@@ -65,7 +65,7 @@ def _measured(view: NodeView, run: PlanRun) -> Measured | None:
         return way.delay_s + way.overhead_s + _F32_BYTES * facts.hidden / way.bytes_per_s
 
     drafts, own = run.speculation, view.mesh.facts
-    speed = own.speed and shared(own.speed, own.cores, view.mesh.nodes_here())
+    speed = own.speed and shared(own.speed, own.cores, view.mesh.own_machine.nodes())
     return Measured(
         token_s=token_s,
         tokens_per_pass=drafts.tokens / drafts.steps if drafts is not None and drafts.steps else 1.0,

@@ -313,6 +313,22 @@ def test_one_who_is_out_adds_nothing() -> None:
 
 
 @pytest.mark.usefixtures("small_bounds")
+def test_what_is_only_looked_at_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocations, "REVOKED_IN_ALL", 3)
+    known = Revocations(MESH)
+    known.add(many(BERT, 3))
+    before = known.signed
+
+    seen = known.beside(ANNE.revokes(BERT.invite))
+
+    assert seen.strikes(BERT.credential) is not None
+    assert known.strikes(BERT.credential) is None
+    assert known.signed == before
+    with pytest.raises(Forged):
+        known.beside(CLIENT.revokes(BERT.invite))
+
+
+@pytest.mark.usefixtures("small_bounds")
 def test_an_owner_has_so_many_and_shares_its_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revocations, "REVOKED_PER_BRANCH", 10)
     known = Revocations(MESH)
@@ -333,3 +349,18 @@ def test_whoever_has_no_room_left_is_told() -> None:
         MeshError, match=r"^this node has revoked as many invites as other nodes keep for it$"
     ):
         membership.revoke("ff" * 8, ANNE.identity)
+
+
+@pytest.mark.usefixtures("small_bounds")
+def test_whoever_finds_no_room_beside_others_is_told() -> None:
+    """Ids that came by the same invite have taken all of its branch."""
+    membership = ANNE.membership()
+    twins = [CREATOR.invites(200 + number, invite=ANNE.invite) for number in range(2)]
+    membership.take_revocations([each for twin in twins for each in many(twin, 3)])
+
+    with pytest.raises(MeshError, match=r"^there is no room for one more revocation"):
+        membership.revoke("ff" * 8, ANNE.identity)
+    owner = OLGA.membership()
+    for _ in range(2):
+        owner.revoke(ANNE.invite, OLGA.identity)
+    assert len(owner.revocations) == 1

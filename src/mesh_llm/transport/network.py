@@ -250,8 +250,7 @@ class Network:
     def _verify_expulsion(self, signed: Signed) -> None:
         """Raises `Expelled` where the revocation holds, and concerns this node."""
         with suppress(Forged):
-            news = self.mesh.take_revocations([signed])
-            self.mesh.role(self.id)
-            for each in news:
-                # It concerns others, if anybody: those who pass it on as they should are heard.
-                self.mesh.revocations.forget(each.signed)
+            # Those that concern others are heard from whoever passes them on as they should.
+            if self.mesh.revocations.beside(signed).strikes(self.mesh.credential) is not None:
+                self.mesh.take_revocations([signed])
+                self.mesh.role(self.id)

@@ -117,8 +117,13 @@ class Membership:
                 "this node has revoked as many invites as other nodes keep for it",
                 hint="revoke it on the machine that started the mesh, or on another owner's",
             )
-        text = revocation_text(invite, issuer or identity.id)
-        self.revocations.add([self.seal(identity, Claim.REVOCATION, text)])
+        signed = self.seal(identity, Claim.REVOCATION, revocation_text(invite, issuer or identity.id))
+        self.revocations.add([signed])
+        if not self.revocations.has(signed):
+            raise MeshError(
+                "there is no room for one more revocation beside those of nodes that came in as this one did",
+                hint="revoke it on the machine that started the mesh, or on another owner's",
+            )
         if issuer in (None, identity.id):
             self.admissions.revoke(invite)
 

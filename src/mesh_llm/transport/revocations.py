@@ -131,9 +131,16 @@ class Revocations:
         found = read_revocation(signed, self._mesh)
         return found if self._make_room(found) else None
 
-    def forget(self, signed: Signed) -> None:
-        self._all = {key: each for key, each in self._all.items() if each.signed != signed}
-        self._weigh()
+    def has(self, signed: Signed) -> bool:
+        """Whether the signer's word on that invite is known."""
+        return (signed.credential, *_named(signed)) in self._all
+
+    def beside(self, signed: Signed) -> Revocations:
+        """What would be known with this one, too; `Forged` where it does not hold."""
+        found = Revocations(self._mesh)
+        found._all, found._in_force = dict(self._all), self._in_force
+        found.add([signed])
+        return found
 
     def has_room(self, signer: NodeId, credential: Credential) -> bool:
         """For one more of that signer's, as far as it depends on what that one has revoked itself."""

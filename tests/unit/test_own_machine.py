@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from mesh_llm.node.node import Node
@@ -38,6 +40,10 @@ def heard_from(node: Node, monkeypatch: pytest.MonkeyPatch, **places: str) -> No
     monkeypatch.setattr(node.mesh, "peer", peer)
 
 
+def address(family: int, text: str, netmask: str | None) -> Any:
+    return SimpleNamespace(family=family, address=text, netmask=netmask)
+
+
 async def test_nodes_that_only_say_they_are_here_take_no_threads(node: Node) -> None:
     for puppet in PUPPETS:
         admit(node, puppet, machine="m1")
@@ -53,15 +59,26 @@ async def test_nodes_that_only_say_they_are_here_take_no_threads(node: Node) -> 
     [
         ("127.0.0.1:5", 3),
         ("[::1]:5", 3),
-        ("192.0.2.7:5", 2),
-        ("[2001:db8::1]:5", 2),
+        ("172.17.0.3:5", 3),
+        ("[fd00:1::3]:5", 3),
+        ("9.9.9.2:5", 3),
+        ("9.9.9.3:5", 2),
+        ("172.18.0.3:5", 2),
+        ("[fd00:2::3]:5", 2),
         ("relay", 2),
     ],
 )
-async def test_another_users_node_is_known_by_where_it_is_heard_from(
+async def test_another_users_or_containers_node_is_known_by_where_it_is_heard_from(
     node: Node, monkeypatch: pytest.MonkeyPatch, place: str, nodes: int
 ) -> None:
     """Its door is where this user does not look."""
+    addresses = [
+        address(socket.AF_INET, "172.17.0.2", "255.255.0.0"),
+        address(socket.AF_INET, "9.9.9.2", "255.255.255.0"),
+        address(socket.AF_INET6, "fd00:1::2%eth0", "ffff:ffff:ffff:ffff::"),
+        address(-1, "02:42:ac:11:00:02", None),
+    ]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": addresses})
     admit(node, BEN, machine="m1")
     heard_from(node, monkeypatch, b=place)
 

@@ -26,7 +26,7 @@ class OwnMachine:
         return 1 + sum(map(self.has, self._claimants()))
 
     def has(self, node: NodeId) -> bool:
-        """Whether it is here as it says, and as nobody far away can: it may be another user's, or in a container."""
+        """Whether it is here as it says; it may be another user's, or in a container."""
         return self.has_door(node) or (self._is_named_by(node) and self._is_heard_from_near(node))
 
     def has_door(self, node: NodeId) -> bool:
@@ -56,7 +56,7 @@ class OwnMachine:
 
 
 def _is_near(place: str) -> bool:
-    """Whether an `IP:PORT` is of this machine, or of a private network that it is in: its containers are, too."""
+    """Whether an `IP:PORT` is this machine's, or of a private network of it, as its containers are."""
     ip = ipaddress.ip_address(place.rpartition(":")[0].strip("[]").partition("%")[0])
     near = (each.ip == ip or (each.is_private and ip in each.network) for each in _own_addresses())
     return ip.is_loopback or any(near)

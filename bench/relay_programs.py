@@ -18,7 +18,7 @@ import uvloop
 
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.slot_queue import SlotQueue
-from mesh_llm.gateway.upstream import EngineLoss, Health, ModelDetails, Upstream
+from mesh_llm.gateway.upstream import Health, ModelDetails, Upstream
 from mesh_llm.types import State
 
 TOKENS = 500
@@ -121,8 +121,8 @@ class _Node:
 
     async def unload(self, name: str) -> None: ...
 
-    async def engine_failure(self, upstream: Upstream) -> EngineLoss:
-        return EngineLoss(sentence="the engine of a bench failed")
+    async def engine_failure(self, upstream: Upstream) -> str:
+        return "the engine of a bench failed"
 
 
 async def _gateway(engine_port: int) -> int:

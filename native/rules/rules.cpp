@@ -83,8 +83,21 @@ bool has_own_bytes(const ggml_tensor & t) {
     return true;
 }
 
+namespace {
+
+// A view gets one of its own only when it is allocated.
+ggml_backend_buffer_t buffer_of(const ggml_tensor & t) {
+    return t.view_src != nullptr ? t.view_src->buffer : t.buffer;
+}
+
+uintptr_t memory_of(ggml_backend_buffer_t buffer) {
+    return is_far(buffer) ? reinterpret_cast<uintptr_t>(buffer) : 0;
+}
+
+}  // namespace
+
 bool begin_together(const ggml_tensor & a, const ggml_tensor & b) {
-    return a.data == b.data && (a.buffer == b.buffer || !(is_far(a.buffer) || is_far(b.buffer)));
+    return a.data == b.data && (a.data == nullptr || memory_of(buffer_of(a)) == memory_of(buffer_of(b)));
 }
 
 bool same_place(const ggml_tensor & a, const ggml_tensor & b) {
@@ -97,14 +110,14 @@ bool is_far(ggml_backend_buffer_t buffer) {
 }
 
 byte_range::byte_range(const void * from, uint64_t size, ggml_backend_buffer_t buffer) {
-    begin.memory = end.memory = is_far(buffer) ? reinterpret_cast<uintptr_t>(buffer) : 0;
+    begin.memory = end.memory = memory_of(buffer);
     begin.address = reinterpret_cast<uintptr_t>(from);
     end.address = begin.address + size;
 }
 
 byte_range::byte_range(const ggml_tensor & t) {
     if (t.data != nullptr) {
-        *this = byte_range(t.data, ggml_nbytes(&t), t.buffer);
+        *this = byte_range(t.data, ggml_nbytes(&t), buffer_of(t));
     }
 }
 

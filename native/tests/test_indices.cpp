@@ -290,6 +290,10 @@ TEST("indices: buffers of a device may have the same addresses") {
     CHECK(nodes.looks() == std::vector<size_t>{0});  // what a client wrote, not what was sorted
     CHECK(!mesh::byte_range(*nodes.sorted).overlaps(mesh::byte_range(*nodes.ids)));
     CHECK(!mesh::same_place(*nodes.ids, *nodes.sorted));
+    ggml_tensor view = *nodes.ids;  // that is not allocated yet
+    view.buffer = nullptr;
+    view.view_src = nodes.ids;
+    CHECK(mesh::begin_together(view, *nodes.ids));
     nodes.put(nodes.ids, nodes.sorted->buffer, 0);
     CHECK(nodes.looks().empty());
 }

@@ -453,7 +453,7 @@ TEST("rules: products and attention") {
         set_param("flash_attn", "its precision does not exist", GGML_OP_FLASH_ATTN_EXT, 3, 1),
         {"flash_attn", "it has no keys or no values",
          [](table & t) {
-             for (const size_t i : {0, 1, 2}) {
+             for (const size_t i : {0U, 1U, 2U}) {
                  source(t, GGML_OP_FLASH_ATTN_EXT, i).ne[2] = 0;
              }
              t.back().ne[1] = 0;

@@ -199,8 +199,9 @@ async def _asked(asker: Client, rig: Rig, case: Case) -> Any:
         stream = await asker.stream(rig.server, "/completion", body)
         # The first answer also lays out weights.
         if number:
-            spent_s = stream.total_s - stream.first_s
-            yield Seen(tok_s=(len(stream.arrived_s) - 1) / spent_s, first_s=stream.first_s)
+            # Not events: tokens that are half a letter come with the other half.
+            spent_s, count = stream.total_s - stream.first_s, stream.timings["predicted_n"]
+            yield Seen(tok_s=(count - 1) / spent_s, first_s=stream.first_s)
 
 
 def _predicted(case: Case, plan: SplitPlan, speed: Speed) -> Prediction:

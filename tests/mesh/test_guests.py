@@ -73,6 +73,13 @@ def taken(one: JoiningNode) -> float:
     return Scrape(one.ask("/metrics").body).value("mesh_llm_gateway_slots_taken")
 
 
+def until_waiting(one: JoiningNode, count: int) -> None:
+    def waiting() -> float:
+        return Scrape(one.ask("/metrics").body).value("mesh_llm_gateway_queue_waiting")
+
+    until(lambda: waiting() == count, within_s=SOON_S, what=f"{count} wait for a slot")
+
+
 async def test_it_learns_no_key_and_no_path(one: JoiningNode) -> None:
     async with client_of(one) as peer:
         epoch = (await asyncio.to_thread(one.status))["plan"]["epoch"]
@@ -111,17 +118,18 @@ async def test_without_a_name_it_takes_a_turn_as_others_do(one: JoiningNode) -> 
 
 async def test_without_a_name_many_wait_behind_one_of_another(one: JoiningNode) -> None:
     """In the engine's own queue an honest request would wait for all of them."""
-    body = json.dumps({**TEXT, "max_tokens": 50}).encode()
+    body = json.dumps({**TEXT, "max_tokens": 200}).encode()
     request = request_bytes("POST", "/v1/completions", "Connection: close", body=body)
-    async with client_of(one) as peer, asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(answer_of(await sent(one, peer, request), within_s=2 * SOON_S))
-            for _ in range(MANY)
-        ]
-        # They are all there when this one is answered.
-        listed = await sent(one, peer, request_bytes("GET", "/v1/models", "Connection: close"))
-        assert (await answer_of(listed)).startswith(b"HTTP/1.1 200 ")
-        assert await ask_honestly(one) < SOON_S
+    async with client_of(one) as holder, client_of(one) as peer, asyncio.TaskGroup() as group:
+        held = await sent(one, holder, completion())
+        assert (await held.read(1 << 16)).startswith(b"HTTP/1.1 200 OK\r\n")
+        streams = [await sent(one, peer, request) for _ in range(MANY)]
+        await asyncio.to_thread(until_waiting, one, MANY)
+        tasks = [group.create_task(answer_of(stream, within_s=2 * SOON_S)) for stream in streams]
+        honest = group.create_task(ask_honestly(one))
+        await asyncio.to_thread(until_waiting, one, MANY + 1)
+        held.reset()
+        await honest
         ended = sum(task.done() for task in tasks)
     assert all(task.result().startswith(b"HTTP/1.1 200 ") for task in tasks)
     assert ended <= MANY // 2, f"{ended} of {MANY} went first"

@@ -261,16 +261,23 @@ struct heads {
     }
 };
 
-// So many tokens attend to all that came before, `count` times; none where the device has no kernel for it.
+// So many tokens attend to all that came before, `count` times; none where the device has no kernel for it. Each time
+// has keys and values of its own, as layers do: a processor's cache would hold those of one.
 std::optional<work> attention(ggml_backend_t backend, const heads & of, size_t count, int64_t tokens) {
-    work made(backend, count + 4);
+    const auto bytes = static_cast<size_t>(of.cached_bytes());
+    const size_t caches = std::clamp<size_t>(SOME_BYTES / bytes, 1, count);
+    work made(backend, count + 2 + 2 * caches);
     ggml_context * context = made.context();
     ggml_tensor * queries = ggml_new_tensor_3d(context, GGML_TYPE_F32, of.width, tokens, of.queries);
-    ggml_tensor * keys = ggml_new_tensor_3d(context, GGML_TYPE_F16, of.width, DEPTH, of.cached);
-    ggml_tensor * values = ggml_new_tensor_3d(context, GGML_TYPE_F16, of.width, DEPTH, of.cached);
     ggml_tensor * mask = ggml_new_tensor_2d(context, GGML_TYPE_F16, DEPTH, tokens);
+    std::vector<ggml_tensor *> cached;
+    for (size_t i = 0; i < 2 * caches; ++i) {
+        cached.push_back(ggml_new_tensor_3d(context, GGML_TYPE_F16, of.width, DEPTH, of.cached));
+    }
     const float scale = 1.0F / std::sqrt(static_cast<float>(of.width));
     for (size_t i = 0; i < count; ++i) {
+        ggml_tensor * keys = cached[2 * (i % caches)];
+        ggml_tensor * values = cached[2 * (i % caches) + 1];
         if (!made.add(ggml_flash_attn_ext(context, queries, keys, values, mask, scale, 0.0F, 0.0F))) {
             return std::nullopt;
         }
@@ -507,7 +514,10 @@ ggml_mesh_shape_speed attention_speed(const subject & on, const heads & of) {
     }
     ggml_backend_t backend = on.backend.get();
     const seconds one = best_of(attention(backend, of, 1, 1).value(), seconds(0), 0).wall;
-    const size_t count = as_many(SHORT_RUN, one, MAX_WEIGHTS);
+    // No fewer than a processor's cache cannot hold.
+    const size_t least = std::max<size_t>(1, SOME_BYTES / 2 / static_cast<size_t>(of.cached_bytes()));
+    const size_t count =
+        std::clamp(as_many(SHORT_RUN, one, MAX_WEIGHTS), std::min(least, MAX_WEIGHTS), MAX_WEIGHTS);
     const best_time token = best_of(attention(backend, of, count, 1).value(), BRIEFLY, on.cores);
     return {
         of.cached_bytes() * static_cast<double>(count) / token.wall.count(),

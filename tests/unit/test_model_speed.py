@@ -129,10 +129,12 @@ def test_small_operations_and_attention_take_their_time() -> None:
 
 
 def test_depth_makes_tokens_slower() -> None:
+    """The engine reads 256 cells together."""
     speed = known(q4=(40, 800), q6=(40, 800), attention=(10, 400))
-    early, late = (predicted(speed, tokens=tokens) for tokens in (100, 4000))
+    first, early, late = (predicted(speed, tokens=tokens) for tokens in (1, 256, 4000))
 
-    grown_s = 40 * 3900 * 2 * (1024 + 1024) / (10 * GB)
+    grown_s = 40 * (4096 - 256) * 2 * (1024 + 1024) / (10 * GB)
+    assert first.tok_s == early.tok_s
     assert 1 / late.tok_s - 1 / early.tok_s == pytest.approx(grown_s)
 
 

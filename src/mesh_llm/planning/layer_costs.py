@@ -14,6 +14,8 @@ _FEED_FORWARD_MATRICES = 3
 """Gate, up and down."""
 _CACHED_BYTES = 2
 """Of an element; few people quantise the cache."""
+_CELLS = 256
+"""That the engine reads together, the empty ones, too."""
 
 
 _Number = TypeVar("_Number", int, float)
@@ -80,8 +82,9 @@ class LayerCosts:
 
     def cached_bytes(self, first: int, last: int, depth: int) -> float:
         """Keys and values that a token reads in layers [first, last) after so many others."""
+        whole = -(-depth // _CELLS) * _CELLS
         cells = sum(
-            min(depth, layer.cache.window or depth) * (layer.cache.k_width + layer.cache.v_width)
+            min(whole, layer.cache.window or whole) * (layer.cache.k_width + layer.cache.v_width)
             for layer in self.facts.layers[first:last]
         )
         return _CACHED_BYTES * cells

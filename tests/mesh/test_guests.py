@@ -120,8 +120,8 @@ async def test_without_a_name_many_wait_behind_one_of_another(one: JoiningNode) 
     """In the engine's own queue an honest request would wait for all of them."""
     body = json.dumps({**TEXT, "max_tokens": 200}).encode()
     request = request_bytes("POST", "/v1/completions", "Connection: close", body=body)
-    async with client_of(one) as holder, client_of(one) as peer, asyncio.TaskGroup() as group:
-        held = await sent(one, holder, completion())
+    async with client_of(one) as peer, asyncio.TaskGroup() as group:
+        held = await sent(one, peer, completion())
         assert (await held.read(1 << 16)).startswith(b"HTTP/1.1 200 OK\r\n")
         streams = [await sent(one, peer, request) for _ in range(MANY)]
         await asyncio.to_thread(until_waiting, one, MANY)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.planning.other_models import without
-from mesh_llm.planning.shared_machines import part_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import HostingMode, Kernel, KernelSpeed, Mode, NodeId, Plan, Speed
+from mesh_llm.types import HostingMode, Mode, NodeId, Plan
 from tests.support.planning import GB, gpu, lending, model, node, settings
 
 BIG, SMALL = model(), model(layers=10)
@@ -101,22 +100,6 @@ def test_a_model_prefers_machines_on_which_no_model_before_it_computes() -> None
     first = plan(mesh)
     assert plan(without(mesh, [first])).host == "ann"
     assert plan(without(mesh, [first], before=[first])).host == "ben"
-
-
-def test_a_machine_that_computes_is_slower_with_a_models_own_types_too() -> None:
-    speed = Speed(
-        read_bytes_per_s=50e9,
-        flops_per_s=4e12,
-        attention_per_s=1e12,
-        kernels=(
-            KernelSpeed(kernel=Kernel(kind="q4_1", width=4096), read_bytes_per_s=40e9, flops_per_s=6e11),
-        ),
-    )
-    mesh = snapshot(node("ann", 60, speed=speed, gb_s=None))
-    left = without(mesh, [], before=[plan(mesh)]).nodes[0].facts.speed
-    assert left is not None
-    assert left == part_of(speed, 0.5)
-    assert (left.kernels[0].read_bytes_per_s, left.kernels[0].flops_per_s) == (20e9, 3e11)
 
 
 def test_a_model_stays_where_it_is_when_another_one_comes() -> None:

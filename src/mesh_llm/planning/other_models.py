@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mesh_llm.planning.memory_budget import CPU, lent_devices, used_gpus
-from mesh_llm.planning.shared_machines import part_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import NodeFacts, NodeId, Plan, Speed
 
@@ -105,4 +104,11 @@ def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], 
 
 def _shared(speed: Speed | None, busy: int) -> Speed | None:
     """With so many other models that compute there."""
-    return part_of(speed, 1 / (1 + busy)) if speed is not None and busy else speed
+    if speed is None or not busy:
+        return speed
+    part = 1 / (1 + busy)
+    return Speed(
+        read_bytes_per_s=part * speed.read_bytes_per_s,
+        flops_per_s=part * speed.flops_per_s,
+        attention_per_s=part * speed.attention_per_s,
+    )

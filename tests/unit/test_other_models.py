@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.planning.other_models import without
+from mesh_llm.planning.shared_machines import part_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import HostingMode, Mode, NodeId, Plan
+from mesh_llm.types import HostingMode, Kernel, KernelSpeed, Mode, NodeId, Plan, Speed
 from tests.support.planning import GB, gpu, lending, model, node, settings
 
 BIG, SMALL = model(), model(layers=10)
@@ -100,6 +104,44 @@ def test_a_model_prefers_machines_on_which_no_model_before_it_computes() -> None
     first = plan(mesh)
     assert plan(without(mesh, [first])).host == "ann"
     assert plan(without(mesh, [first], before=[first])).host == "ben"
+
+
+def test_a_machine_that_computes_is_slower_with_a_models_own_types_too() -> None:
+    speed = Speed(
+        read_bytes_per_s=50e9,
+        flops_per_s=4e12,
+        attention_per_s=1e12,
+        kernels=(
+            KernelSpeed(kernel=Kernel(kind="q4_1", width=4096), read_bytes_per_s=40e9, flops_per_s=6e11),
+        ),
+    )
+    mesh = snapshot(node("ann", 60, speed=speed, gb_s=None))
+    left = without(mesh, [], before=[plan(mesh)]).nodes[0].facts.speed
+    assert left is not None
+    assert left == part_of(speed, 0.5)
+    assert (left.kernels[0].read_bytes_per_s, left.kernels[0].flops_per_s) == (20e9, 3e11)
+
+
+@pytest.mark.parametrize(
+    ("machine", "slowed"),
+    [
+        ({"cores": 8}, 1),
+        ({"threads": 4, "machine_threads": 8}, 1),
+        ({"threads": 8, "machine_threads": 8}, 2),
+        ({"threads": 0, "machine_threads": 8}, 2),
+        ({"cores": 0, "gpus": (gpu(40),)}, 2),
+    ],
+    ids=["threads shared out", "threads for both", "the same threads", "nobody knows", "a GPU"],
+)
+def test_a_model_on_another_node_of_a_machine_slows_by_what_they_share(
+    machine: dict[str, Any], slowed: float
+) -> None:
+    both = [node(name, 60, machine="desk", **machine) for name in ("ann", "ben")]
+    mesh = snapshot(*both)
+    first = plan(mesh)
+    other = next(each for each in without(mesh, [], before=[first]).nodes if each.id != first.host)
+    assert both[0].facts.speed is not None
+    assert other.facts.speed == part_of(both[0].facts.speed, 1 / slowed)
 
 
 def test_a_model_stays_where_it_is_when_another_one_comes() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mesh_llm.planning.memory_budget import CPU, lent_devices, used_gpus
+from mesh_llm.planning.shared_machines import at_once, part_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import NodeFacts, NodeId, Plan, Speed
 
@@ -26,16 +27,16 @@ def without(snapshot: Snapshot, taken: Iterable[Plan], *, before: Iterable[Plan]
         for device, size in used.get(node.id, {}).items():
             machines[_machine(node), device] += size
     nodes = {node.id: _machine(node) for node in snapshot.nodes}
-    busy = Counter(machine for plan in before for machine in {nodes.get(node, "") for node in plan.nodes})
-    return Snapshot(
-        nodes=tuple(
-            replace(
-                node,
-                facts=_left(node.facts, used.get(node.id, {}), _here(node, machines), busy[_machine(node)]),
-            )
-            for node in snapshot.nodes
-        )
+    computing = Counter(
+        machine for plan in before for machine in {nodes.get(node, "") for node in plan.nodes}
     )
+
+    def left(node: Candidate) -> NodeFacts:
+        here = sum(node.id in plan.nodes for plan in before)
+        slowed = _slowed(node.facts, here, computing[_machine(node)] - here)
+        return _left(node.facts, used.get(node.id, {}), _here(node, machines), slowed)
+
+    return Snapshot(nodes=tuple(replace(node, facts=left(node)) for node in snapshot.nodes))
 
 
 def _machine(node: Candidate) -> str:
@@ -76,8 +77,8 @@ def _take(used: Counter[str], facts: NodeFacts, device: str, size: int, *, hosts
         used[device or lent_devices(facts)[0].name] += size
 
 
-def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], busy: int) -> NodeFacts:
-    if not machine and not busy:
+def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], slowed: float) -> NodeFacts:
+    if not machine and slowed == 1:
         return facts
     most = facts.max_memory_bytes
     whole = facts.machine_memory_bytes or facts.memory_bytes
@@ -94,21 +95,22 @@ def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], 
                 device,
                 bytes=max(0, device.bytes - own.get(device.name, 0)),
                 experts_bytes=max(0, device.experts_bytes - own.get(CPU, 0)),
-                speed=_shared(device.speed, busy),
+                speed=_part_of(device.speed, 1 / slowed),
             )
             for device in facts.devices
         ),
-        speed=_shared(facts.speed, busy),
+        speed=_part_of(facts.speed, 1 / slowed),
     )
 
 
-def _shared(speed: Speed | None, busy: int) -> Speed | None:
-    """With so many other models that compute there."""
-    if speed is None or not busy:
-        return speed
-    part = 1 / (1 + busy)
-    return Speed(
-        read_bytes_per_s=part * speed.read_bytes_per_s,
-        flops_per_s=part * speed.flops_per_s,
-        attention_per_s=part * speed.attention_per_s,
-    )
+def _slowed(facts: NodeFacts, here: int, beside: int) -> float:
+    """By so many models that compute on a node, and as many on others of its machine."""
+    if used_gpus(facts):
+        return 1 + here + beside
+    if facts.cores:
+        return 1 + here  # its part of the threads is its own
+    return (1 + here) * max(1.0, (1 + beside) / at_once(facts.threads, facts.machine_threads))
+
+
+def _part_of(speed: Speed | None, share: float) -> Speed | None:
+    return part_of(speed, share) if speed is not None else None

@@ -24,7 +24,11 @@ def shared(speed: Speed, cores: int, nodes_here: int) -> Speed:
         return speed
     # Memory that is read by fewer threads may be as fast on a large machine; on a small one it is not,
     # and too little is the better mistake: nobody waits longer than was said.
-    share = threads_of(cores, nodes_here) / cores
+    return part_of(speed, threads_of(cores, nodes_here) / cores)
+
+
+def part_of(speed: Speed, share: float) -> Speed:
+    """Of whatever is measured."""
     return Speed(
         read_bytes_per_s=share * speed.read_bytes_per_s,
         flops_per_s=share * speed.flops_per_s,

@@ -98,14 +98,19 @@ void acceptance::seen(size_t drafted, size_t accepted) {
     const double fading = std::pow(MEMORY, static_cast<double>(tries));
     right = right * fading + static_cast<double>(accepted);
     tried = tried * fading + static_cast<double>(tries);
+    hope = 0;
     trust = std::max(FIRST_TRUST, accepted == drafted ? std::max(trust, 2 * drafted + FIRST_TRUST) : trust / 2);
 }
 
 void acceptance::skipped(double share) {
-    right = std::min(tried, right + share * HOPE);
+    hope = std::min(tried - right, hope + share * HOPE);
 }
 
 double acceptance::rate() const {
+    return (right + hope) / tried;
+}
+
+double acceptance::seen_rate() const {
     return right / tried;
 }
 
@@ -119,9 +124,8 @@ double expected_tokens(double rate, size_t depth) {
     return sum;
 }
 
-draft_choice
-best_depth(const step_costs & costs, const draft_source & source, size_t others, double yield, double spent_s) {
-    const double plain = yield / (costs.of(others) + spent_s);
+draft_choice best_depth(const step_costs & costs, const draft_source & source, const shared_step & beside) {
+    const double plain = beside.yield / (costs.of(beside.tokens) + beside.drafting_s);
     draft_choice best{0, plain};
     for (const size_t depth : DEPTHS) {
         if (depth > source.limit) {
@@ -130,8 +134,9 @@ best_depth(const step_costs & costs, const draft_source & source, size_t others,
         const double drafting_s = source.once_s + source.each_s * static_cast<double>(depth);
         // Made again, a step gives what a plain one does, beside the tokens that were right.
         const double redone = source.redo_s > 0 ? 1 - std::pow(source.rate, depth) : 0;
-        const double seconds = costs.of(others + depth) + spent_s + drafting_s + redone * source.redo_s;
-        const double rate = (yield + expected_tokens(source.rate, depth) + redone * yield) / seconds;
+        const double seconds =
+            costs.of(beside.tokens + depth) + beside.drafting_s + drafting_s + redone * source.redo_s;
+        const double rate = (beside.yield * (1 + redone) + expected_tokens(source.rate, depth)) / seconds;
         if (rate > best.tokens_per_s && rate > WORTH_IT * plain) {
             best = {depth, rate};
         }

@@ -49,7 +49,10 @@ class acceptance {
     // Not used this time. Hope grows a little, so that what failed is tried again some day; less where a try is dear.
     void skipped(double share = 1);
 
+    // What was seen, and hope.
     double rate() const;
+
+    double seen_rate() const;
 
     // Drafts start short and may grow as long as they are right: a first guess may be far off.
     size_t trusted() const {
@@ -59,6 +62,7 @@ class acceptance {
   private:
     double right;
     double tried;
+    double hope = 0;  // of so many more that are right
     size_t trust;
 };
 
@@ -71,6 +75,13 @@ struct draft_source {
     double redo_s;  // that a draft which is not all right costs: the step that the engine makes again
 };
 
+// What a step has beside the draft that is asked about.
+struct shared_step {
+    size_t tokens;
+    double yield;       // tokens that these give
+    double drafting_s;  // that others' drafts have taken
+};
+
 struct draft_choice {
     size_t depth;
     double tokens_per_s;  // of the whole step
@@ -79,9 +90,7 @@ struct draft_choice {
 // Tokens that a draft is expected to yield beyond the one that every step gives.
 double expected_tokens(double rate, size_t depth);
 
-// The best depth of one source in a step that has `others` tokens besides, which yield `yield` tokens;
-// depth 0 with the rate of a step without it where that is better.
-draft_choice
-best_depth(const step_costs & costs, const draft_source & source, size_t others, double yield, double spent_s);
+// The best depth of one source; depth 0 with the rate of a step without it where that is better.
+draft_choice best_depth(const step_costs & costs, const draft_source & source, const shared_step & beside);
 
 }  // namespace mesh

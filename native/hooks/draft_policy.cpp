@@ -10,9 +10,9 @@ constexpr size_t LENGTHS[] = {3, 4, 7, 15};                    // of matches: th
 constexpr double MATCH_RATES[] = {0.35, 0.5, 0.65, 0.8, 0.9};  // before anything was seen
 constexpr double MODEL_RATE = 0.7;
 constexpr size_t PLAIN_AFTER = 64;    // steps with drafts, one without: what it is all compared with changes
-constexpr double CATCHING_UP = 0.03;  // of the time, to see whether a model that did not pay does now
-constexpr double INVESTED = 0.25;     // of the time since a request began, before the model has drafted anything
-constexpr size_t AT_ONCE = 10;        // steps
+constexpr double TRYING = 0.01;       // of the time, to see whether a model that did not pay does now
+constexpr double ANSWER_LENGTH = 32;  // tokens, before one has ended
+constexpr size_t ANSWERS = 8;         // as many count, for the length of the next one
 constexpr double FRESH = 0.15;
 
 void average(double & mean, double value) {
@@ -31,7 +31,7 @@ std::array<acceptance, 5> first_matches() {
 draft_policy::sequence::sequence(const draft_policy & all) : matches(all.matches), model(all.model) {}
 
 draft_policy::draft_policy(speculation_limits allowed, size_t count)
-    : limits(allowed), matches(first_matches()), model(MODEL_RATE) {
+    : limits(allowed), matches(first_matches()), model(MODEL_RATE), answer_length(ANSWER_LENGTH) {
     for (size_t i = 0; i < count; ++i) {
         sequences.emplace_back(*this);
     }
@@ -47,13 +47,16 @@ size_t draft_policy::kind_of(size_t length) {
 
 void draft_policy::begin(size_t id) {
     sequence & one = sequences[id];
+    if (one.unguessed > 0) {
+        answers = std::min(answers + 1, ANSWERS);
+        answer_length += (static_cast<double>(one.unguessed) - answer_length) / static_cast<double>(answers);
+    }
     one.open = false;
     one.redoing = false;
     one.redone = false;
     one.last = {};
     one.since_plain = 0;
-    one.began_at = -1;
-    one.model_used_at = -1;
+    one.unguessed = 0;
     // What others have seen is where a new request starts, and no more than that.
     for (size_t kind = 0; kind < KINDS; ++kind) {
         one.matches[kind] = acceptance(matches[kind].rate());
@@ -71,8 +74,7 @@ std::vector<decision> draft_policy::decide(const std::vector<request> & requests
     drafting_s = 0;
     for (const request & asked : requests) {
         sequence & one = sequences[asked.sequence];
-        one.began_at = one.began_at < 0 ? now : one.began_at;
-        decision made = decide_one(asked, tokens, yield, drafting_s, now);
+        decision made = decide_one(asked, {tokens, yield, drafting_s}, now);
         one.last = made;
         one.open = true;
         one.redoing = false;
@@ -97,7 +99,7 @@ std::vector<decision> draft_policy::decide(const std::vector<request> & requests
     return all;
 }
 
-decision draft_policy::decide_one(const request & asked, size_t others, double yield, double spent_s, double now) {
+decision draft_policy::decide_one(const request & asked, const shared_step & beside, double now) {
     sequence & one = sequences[asked.sequence];
     decision made;
     if (limits.text > 0) {
@@ -113,7 +115,7 @@ decision draft_policy::decide_one(const request & asked, size_t others, double y
             acceptance & rate = one.matches[kind_of(match.length)];
             const size_t limit = std::min({asked.room, limits.text, rate.trusted()});
             const draft_source source{rate.rate(), limit, 0, 0, redo_s};
-            const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
+            const draft_choice choice = best_depth(costs, source, beside);
             if (choice.depth > 0) {
                 made = {drafted_by::text, choice.depth, match};
                 best = choice.tokens_per_s;
@@ -123,34 +125,44 @@ decision draft_policy::decide_one(const request & asked, size_t others, double y
         }
     }
     if (limits.model > 0 && asked.follows) {
-        if (may_use_model(one, asked, now)) {
-            const draft_source source{
-                one.model.rate(), std::min({asked.room, limits.model, one.model.trusted()}), draft_s,
-                reading_s(std::min(asked.missing, limits.at_hand)), redo_s};
-            const draft_choice choice = best_depth(costs, source, others, yield, spent_s);
-            if (choice.depth > 0 && choice.tokens_per_s > best) {
-                made = {drafted_by::model, choice.depth, {}};
-            } else if (choice.depth == 0) {
-                one.model.skipped(hope());
-            }
+        const draft_source source = model_source(one.model.rate(), one.model.trusted(), asked);
+        const draft_choice choice = best_depth(costs, source, beside);
+        if (choice.depth == 0) {
+            one.model.skipped(hope());
+        } else if (choice.tokens_per_s > best && may_use_model(one, asked, choice.depth, beside, now)) {
+            made = {drafted_by::model, choice.depth, {}};
         }
     }
     return made;
 }
 
-// A model that has not read along has to catch up first. At the beginning of a request that is an investment, if
-// drafts have paid so far: a few steps' worth at once, and more as the answer turns out to be long, since nobody knows
-// that before. Once the model was put aside, it may cost no more than a small part of the time since.
-bool draft_policy::may_use_model(const sequence & one, const request & asked, double now) const {
-    if (asked.missing <= limits.at_hand) {
-        return true;
+draft_source draft_policy::model_source(double rate, size_t trusted, const request & asked) const {
+    return {
+        rate, std::min({asked.room, limits.model, trusted}), draft_s,
+        reading_s(std::min(asked.missing, limits.at_hand)), redo_s};
+}
+
+// What is not to be expected by what was seen is tried now and then, for a small part of the time. Otherwise a model
+// that has not read along has to catch up first, which is an investment: it has to be less than what drafts are
+// expected to save over the rest of the answer. That is taken to be as long as others were, and where it is more than
+// half of that already, to go on for as long as it has.
+bool draft_policy::may_use_model(
+    const sequence & one, const request & asked, size_t depth, const shared_step & beside, double now
+) const {
+    const double plain_s = costs.of(beside.tokens);
+    const double reads_s = reading_s(asked.missing);
+    // What is seen of one answer's drafts is soon as deep as others' were.
+    const size_t trusted = std::max(one.model.trusted(), model.trusted());
+    const draft_choice expected = best_depth(costs, model_source(one.model.seen_rate(), trusted, asked), beside);
+    if (expected.depth == 0) {
+        const double verified_s = costs.of(beside.tokens + depth) - plain_s;
+        const double try_s = reads_s + draft_s * static_cast<double>(depth) + verified_s + redo_s;
+        return try_s <= TRYING * (now - model_used_at);
     }
-    const double catching_up_s = reading_s(asked.missing);
-    if (one.model_used_at < 0) {
-        const double at_once_s = costs.of(1) * static_cast<double>(std::min(asked.room, AT_ONCE));
-        return catching_up_s <= std::max(at_once_s, INVESTED * (now - one.began_at));
-    }
-    return catching_up_s <= CATCHING_UP * (now - one.model_used_at);
+    const double plain = beside.yield / (plain_s + beside.drafting_s);
+    const double saved = plain_s * (1 - plain / expected.tokens_per_s);
+    const double so_far = static_cast<double>(one.unguessed);
+    return asked.missing <= limits.at_hand || reads_s <= saved * std::max(answer_length - so_far, so_far);
 }
 
 // What a wrong try costs is not to be more of the time than where nothing is made again.
@@ -170,7 +182,7 @@ void draft_policy::drafted(size_t id, size_t count) {
         counters.text_drafted += count;
     } else {
         // Not before: a long text is read in several steps, and the first would forbid the others.
-        one.model_used_at = decided_at;
+        model_used_at = decided_at;
     }
 }
 
@@ -201,6 +213,9 @@ void draft_policy::dropped(size_t id) {
 void draft_policy::settle(sequence & one) {
     if (one.redoing) {
         return;  // others go on in the meantime
+    }
+    if (one.open && one.last.source != drafted_by::text) {
+        one.unguessed += 1 + one.accepted + (one.redone ? 1 : 0);
     }
     if (one.open && one.drafted > 0) {
         if (one.last.source == drafted_by::text) {

@@ -99,8 +99,7 @@ class draft_policy {
         bool redoing = false;    // and the engine reads again what was right of it
         bool redone = false;     // or has
         size_t since_plain = 0;  // steps with drafts in a row
-        double began_at = -1;
-        double model_used_at = -1;  // when it drafted last
+        size_t unguessed = 0;    // tokens of this answer from steps in which the text itself drafted nothing
         explicit sequence(const draft_policy & all);
     };
 
@@ -108,20 +107,26 @@ class draft_policy {
     std::array<acceptance, KINDS> matches;  // over all requests: what a new one starts from
     acceptance model;
     step_costs costs;
-    double draft_s = 0;     // per token
-    double redo_s = 0;      // of a step that is made again; 0 where none was
-    step_costs reads;       // of the draft model: a whole prompt takes little longer than its last token
-    double drafting_s = 0;  // in the step under way
-    size_t yielding = 0;    // sequences in the step under way
+    double answer_length;      // mean of what was `unguessed`: what a draft model can save
+    size_t answers = 1;        // that it was taken over, the first one made up
+    double draft_s = 0;        // per token
+    double model_used_at = 0;  // when it drafted last, for any of them
+    double redo_s = 0;         // of a step that is made again; 0 where none was
+    step_costs reads;          // of the draft model: a whole prompt takes little longer than its last token
+    double drafting_s = 0;     // in the step under way
+    size_t yielding = 0;       // sequences in the step under way
     double decided_at = 0;
     std::vector<sequence> sequences;
 
     static size_t kind_of(size_t length);
-    decision decide_one(const request & asked, size_t others, double yield, double spent_s, double now);
+    decision decide_one(const request & asked, const shared_step & beside, double now);
     void settle(sequence & one);
     double reading_s(size_t tokens) const;
     double hope() const;
-    bool may_use_model(const sequence & one, const request & asked, double now) const;
+    draft_source model_source(double rate, size_t trusted, const request & asked) const;
+    bool may_use_model(
+        const sequence & one, const request & asked, size_t depth, const shared_step & beside, double now
+    ) const;
 };
 
 }  // namespace mesh

@@ -34,6 +34,7 @@ struct plan {
     double read_s = 0;
     size_t period = 0;  // of the text: it repeats itself after so many tokens; 0: it never does
     double redo_s = 0;  // of a step that is made again where a draft was not all right; 0: none is
+    size_t prompt = 1;  // tokens
 };
 
 struct outcome {
@@ -49,7 +50,7 @@ struct outcome {
 
 outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_bytes::dice & random) {
     outcome seen;
-    std::vector<int32_t> text = {1};
+    std::vector<int32_t> text = numbers(on.prompt);
     size_t read = 0;
     under_test.begin(0);
     const auto next = [&] {
@@ -319,10 +320,66 @@ TEST("draft_policy: a draft model reads a long text in several steps, and then d
     // As soon as the answer is known to be long, and not much later: it reads 500 in each step.
     CHECK(now > 10 && now < 25);
     CHECK(one.decide({{0, 100, &text, 2, 0}}, now).at(0).source == drafted_by::model);
+    // As long as it is right it may catch up again, and otherwise take no more than a small part of the time since.
     one.drafted(0, 8);
-    // Once it has drafted and was put aside, it may take no more than a small part of the time since.
-    CHECK(one.decide({{0, 100, &text, 2, 4000}}, now + 10).at(0).source == drafted_by::nobody);
-    CHECK(one.decide({{0, 100, &text, 2, 4000}}, now + 1000).at(0).source == drafted_by::model);
+    one.accepted(0, 8);
+    one.stepped(9, far_away(9));
+    CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 10).at(0).source == drafted_by::model);
+    for (int i = 0; i < 100; ++i) {
+        one.decide({{0, 100, &text, 2, 0}}, now + 10);
+        one.drafted(0, 1);
+        one.accepted(0, 0);
+    }
+    for (int i = 0; i < 1000; ++i) {
+        CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 11).at(0).source == drafted_by::nobody);
+    }
+    CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 1000).at(0).source == drafted_by::model);
+}
+
+TEST("draft_policy: a long prompt is read at once where answers have been long") {
+    session_bytes::dice random(4);
+    const plan good{far_away, 0.97, 0.004, 0.005, 0, 0, 600};
+    draft_policy under_test({8, 0}, 1);
+    run(under_test, good, 200, random);
+    // Reading takes as long as 36 plain steps.
+    CHECK(run(under_test, good, 200, random).per_s() > 1.5 / far_away(1));
+    const outcome short_one = run(under_test, good, 10, random);
+    CHECK(short_one.drafted > 0);  // nobody knew
+    for (int i = 0; i < 20; ++i) {
+        run(under_test, good, 10, random);
+    }
+    CHECK(run(under_test, good, 10, random).per_s() > 0.97 / far_away(1));
+    // And an answer that turns out to be long.
+    CHECK(run(under_test, good, 400, random).per_s() > 1.5 / far_away(1));
+}
+
+TEST("draft_policy: a long prompt is not read for a draft that is never right") {
+    session_bytes::dice random(4);
+    const plan bad{far_away, 0, 0.004, 0.005, 0, 0, 600};
+    draft_policy under_test({8, 0}, 1);
+    run(under_test, bad, 200, random);
+    outcome all;
+    for (int i = 0; i < 10; ++i) {
+        const outcome one = run(under_test, bad, 200, random);
+        all.seconds += one.seconds;
+        all.tokens += one.tokens;
+    }
+    CHECK(all.per_s() > 0.97 / far_away(1));
+}
+
+TEST("draft_policy: a head that is never right costs next to nothing, alone, too") {
+    session_bytes::dice random(4);
+    const auto alone = [](size_t tokens) { return 0.011 + 0.005 * static_cast<double>(tokens); };
+    const plan wrong{alone, 0, 0.004, 0.0005, 0, 0, 64};
+    draft_policy under_test({3, 0, 4}, 1);
+    run(under_test, wrong, 128, random);
+    outcome all;
+    for (int i = 0; i < 12; ++i) {
+        const outcome one = run(under_test, wrong, 128, random);
+        all.seconds += one.seconds;
+        all.tokens += one.tokens;
+    }
+    CHECK(all.per_s() > 0.985 / alone(1));
 }
 
 TEST("draft_policy: a prompt is read at once where reading many tokens takes little longer than one") {

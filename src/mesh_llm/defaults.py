@@ -110,6 +110,8 @@ ENGINE_STAGES_S = 1
 
 LEASE_SILENCE_S = 30.0
 """Between two words of a worker that loads: each weight is told of, and one may be a GB on a slow disk."""
+LEASE_LOADS_S, LEASE_FETCHES_S = 300.0, 900.0
+"""For each hundredth of its layers, and for each thousandth that it has to fetch first."""
 PLAN_READY_S = 600.0
 """For an engine to load its own layers, of whatever size, from whatever disk."""
 PLAN_DRAIN_POLL_S = 0.2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from mesh_llm.defaults import LEASE_SILENCE_S
+from mesh_llm.defaults import LEASE_FETCHES_S, LEASE_LOADS_S, LEASE_SILENCE_S
 from mesh_llm.errors import MeshError
 from mesh_llm.mesh_settings import Adapter
 from mesh_llm.peers.mesh import Mesh
@@ -28,6 +30,28 @@ class StageLost(MeshError):
         self.node = node
 
 
+@dataclass(slots=True, kw_only=True)
+class Headway:
+    """Of a worker that brings its layers into memory: it may be slow, and words are no work."""
+
+    need_bytes: int
+    since_s: float
+    fetches: bool = True
+    """First, if at all."""
+    marked_bytes: int = 0
+
+    def within_s(self, done_bytes: int, *, fetches: bool, now: float) -> float:
+        """What is left of its time for the next step."""
+        if self.fetches and not fetches:
+            self.fetches, self.marked_bytes, self.since_s = False, 0, now
+        step_bytes = max(1, self.need_bytes // (1000 if self.fetches else 100))
+        # Nobody gets more time by layers that are larger than they can be.
+        done_bytes = min(done_bytes, 2 * self.need_bytes)
+        if done_bytes >= self.marked_bytes + step_bytes:
+            self.marked_bytes, self.since_s = done_bytes, now
+        return self.since_s + (LEASE_FETCHES_S if self.fetches else LEASE_LOADS_S) - now
+
+
 class WorkerLeases:
     def __init__(
         self,
@@ -37,6 +61,7 @@ class WorkerLeases:
         adapters: Sequence[Adapter],
         mesh: Mesh,
         on_lost: Callable[[NodeId, str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_lost`: a lease has ended while it was needed."""
         self.resident: dict[Place, int] = {}
@@ -46,6 +71,7 @@ class WorkerLeases:
         self._adapters = adapters
         self._mesh = mesh
         self._on_lost = on_lost
+        self._clock = clock
         self._loaded: dict[Place, tuple[int, int]] = {}
 
     async def take(self, plan: Plan, stack: AsyncExitStack, tell: Callable[[str], None]) -> None:
@@ -64,6 +90,7 @@ class WorkerLeases:
             async with asyncio.timeout(LEASE_SILENCE_S):
                 stream = await self._mesh.open(stage.node, "lease", self._wish(plan, stage))
             stack.push_async_callback(_finished, stream)
+            headway = Headway(need_bytes=stage.need_bytes, since_s=self._clock())
             while True:
                 async with asyncio.timeout(LEASE_SILENCE_S):
                     answer = await stream.read_document()
@@ -74,8 +101,11 @@ class WorkerLeases:
                     case {"done_bytes": int(done), "total_bytes": int(total)} if (
                         0 <= done < _MOST_BYTES and 0 <= total < _MOST_BYTES
                     ):
+                        fetches = answer.get("fetching") is True
+                        if headway.within_s(done, fetches=fetches, now=self._clock()) < 0:
+                            raise StageLost(stage.node, f"{name} does not get on with its layers")
                         self._loaded[stage.place] = (done, total)
-                        tell(self._progress(fetching=answer.get("fetching") is True))
+                        tell(self._progress(fetching=fetches))
                     case {"refused": str()}:
                         reason = refusal(answer, "it gave no reason")
                         raise StageLost(stage.node, f"{name} refused its layers: {reason}")

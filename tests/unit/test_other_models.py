@@ -81,6 +81,14 @@ def test_a_host_fills_its_gpus_first() -> None:
     assert 20 * GB < left.memory_bytes < 30 * GB
 
 
+def test_what_a_gpu_has_of_main_memory_is_taken_from_both() -> None:
+    mesh = snapshot(node("mac", 32, gpus=(gpu(25, "MTL0"),)))
+    first = plan(mesh)
+    assert first.mode is Mode.SOLO
+    assert free(without(mesh, [first]), "mac") <= 32 * GB - first.need_bytes
+    assert plan(without(mesh, [first])).mode is Mode.WAITING
+
+
 def test_a_workers_device_is_taken_by_name() -> None:
     gpus = (gpu(16), gpu(16, "CUDA1"))
     mesh = snapshot(node("ann", 12), lending(node("ben", 12, gpus=gpus, hosting=HostingMode.NEVER)))

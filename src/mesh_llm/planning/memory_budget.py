@@ -44,13 +44,13 @@ def used_gpus(means: Means) -> tuple[Device, ...]:
 def most_bytes(means: Means) -> int | None:
     """Of GPUs and main memory together: --max-memory, and what they share once; None: no such bound."""
     gpus = used_gpus(means)
-    if not any(_unified(gpu) for gpu in gpus):
+    if not any(is_unified(gpu) for gpu in gpus):
         return means.max_memory_bytes
-    there = means.memory_bytes + sum(gpu.free_bytes for gpu in gpus if not _unified(gpu))
+    there = means.memory_bytes + sum(gpu.free_bytes for gpu in gpus if not is_unified(gpu))
     return there if means.max_memory_bytes is None else min(there, means.max_memory_bytes)
 
 
-def _unified(gpu: Device) -> bool:
+def is_unified(gpu: Device) -> bool:
     """Its memory is a part of main memory."""
     return gpu.kind is DeviceKind.INTEGRATED or gpu.name.startswith(_METAL)
 

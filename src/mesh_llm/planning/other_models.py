@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from mesh_llm.planning.memory_budget import CPU, lent_devices, used_gpus
+from mesh_llm.planning.memory_budget import CPU, is_unified, lent_devices, used_gpus
 from mesh_llm.planning.shared_machines import at_once, part_of
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.types import NodeFacts, NodeId, Plan, Speed
@@ -82,10 +82,11 @@ def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], 
         return facts
     most = facts.max_memory_bytes
     whole = facts.machine_memory_bytes or facts.memory_bytes
+    main = {CPU, *(gpu.name for gpu in facts.gpus if is_unified(gpu))}
     return replace(
         facts,
-        memory_bytes=max(0, facts.memory_bytes - own.get(CPU, 0)),
-        machine_memory_bytes=max(1, whole - machine.get(CPU, 0)),
+        memory_bytes=max(0, facts.memory_bytes - _sum(own, main)),
+        machine_memory_bytes=max(1, whole - _sum(machine, main)),
         max_memory_bytes=None if most is None else max(0, most - sum(own.values())),
         gpus=tuple(
             replace(gpu, free_bytes=max(0, gpu.free_bytes - machine.get(gpu.name, 0))) for gpu in facts.gpus
@@ -101,6 +102,10 @@ def _left(facts: NodeFacts, own: Mapping[str, int], machine: Mapping[str, int], 
         ),
         speed=_part_of(facts.speed, 1 / slowed),
     )
+
+
+def _sum(used: Mapping[str, int], devices: Iterable[str]) -> int:
+    return sum(used.get(device, 0) for device in devices)
 
 
 def _slowed(facts: NodeFacts, here: int, beside: int) -> float:

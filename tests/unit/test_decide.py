@@ -93,6 +93,25 @@ def test_waiting_says_what_there_is_and_what_is_missing() -> None:
     assert reasons(plan) == dict.fromkeys("ab", "waiting: there is no plan yet")
 
 
+def test_nodes_that_cannot_host_do_not_keep_others_from_it() -> None:
+    tiny = [node(f"tiny{number}", 1, hosting=HostingMode.PREFER) for number in range(3)]
+    others = [node(f"ann{number}", 8) for number in range(5)]
+    embedding = replace(BIG, embedding_bytes=2 * GB)
+    assert fresh(mesh(*tiny, *others), embedding).mode is Mode.SPLIT
+    assert fresh(mesh(*tiny, *others, node("ann5", 8)), embedding).mode is Mode.SPLIT
+    assert fresh(mesh(*tiny, *others, node("ann5", 8)), embedding, settings(split=True)).mode is Mode.SPLIT
+
+
+@pytest.mark.parametrize("wishes", [settings(), settings(split=True)], ids=["as it comes", "--split"])
+@pytest.mark.parametrize("count", [7, 9, 11, 13])
+def test_nodes_that_share_a_machine_do_not_keep_others_from_a_split(count: int, wishes: MeshSettings) -> None:
+    good = [node(name, 12) for name in ("ann", "ben", "cleo")]
+    shared = [node(f"box{number}", 13, machine="box") for number in range(count)]
+    large = model(20, GB)
+    assert fresh(mesh(*good), large, wishes).mode is Mode.SPLIT
+    assert fresh(mesh(*good, *shared), large, wishes).mode is Mode.SPLIT
+
+
 def test_waiting_for_memory_in_larger_pieces() -> None:
     """22.5 GB in all, but each stage has its own scratch memory, and layers stay whole."""
     plan = fresh(mesh(*(node(f"{index:02}", 1.5) for index in range(15))))

@@ -18,6 +18,7 @@ from mesh_llm.planning.fit import (
     memory_need,
     smallest_context,
 )
+from mesh_llm.planning.layer_shares import capacity
 from mesh_llm.planning.manual_layers import by_names, by_ratios, on_devices, shortfall
 from mesh_llm.planning.memory_layout import total_bytes
 from mesh_llm.planning.placement import (
@@ -33,7 +34,7 @@ from mesh_llm.planning.plan_inputs import PlanInputs, ground_of
 from mesh_llm.planning.predict import least_seconds, solo_seconds
 from mesh_llm.planning.snapshot import Candidate, Snapshot
 from mesh_llm.planning.speculation import cache_settings
-from mesh_llm.planning.worker_choice import WORTH, best_with, faster, largest_first
+from mesh_llm.planning.worker_choice import WORTH, apart, best_with, faster, largest_first
 from mesh_llm.types import HostingMode, ModelFacts, NodeId, Place
 
 PLAN_HOSTS_TRIED = 3
@@ -265,10 +266,16 @@ def _tried(asked: Question) -> list[Candidate]:
     seen: Counter[str] = Counter()
     hosts = []
     for node in asked.elected():
-        seen[node.facts.engine] += 1
-        if seen[node.facts.engine] <= PLAN_HOSTS_TRIED:
+        if seen[node.facts.engine] < PLAN_HOSTS_TRIED and _may_head(asked, node):
+            seen[node.facts.engine] += 1
             hosts.append(node)
     return hosts
+
+
+def _may_head(asked: Question, node: Candidate) -> bool:
+    """Whether embedding and head fit there, with the smallest context."""
+    smallest = asked.inputs.at(asked.contexts[-1])
+    return capacity(smallest.rooms[node.id], smallest.load, host=True) is not None
 
 
 def _several(asked: Question, inputs: PlanInputs, solo: _Alone | None) -> Layout | None:
@@ -328,13 +335,14 @@ def _spread(asked: Question, inputs: PlanInputs) -> Proposal | None:
     for host in _tried(asked):
         most = min(asked.inputs.load.count - 1, MAX_DEVICES - len(inputs.rooms[host.id].gpus))
         able = largest_first(inputs, asked.partners(host))
-        workers = [node for _, node in able[: max(0, most)]]
-        while workers:
-            layout = spread_out(inputs, host.id, workers)
-            if layout:
-                reason = f"--split: over all {_nodes(len(layout.nodes))} that can take part"
-                return _grown(asked, inputs, layout, _respread(host.id, tuple(workers)), reason)
-            workers.pop()
+        for nodes in (able, apart(inputs, host.id, able)):
+            workers = [node for _, node in nodes[: max(0, most)]]
+            while workers:
+                layout = spread_out(inputs, host.id, workers)
+                if layout:
+                    reason = f"--split: over all {_nodes(len(layout.nodes))} that can take part"
+                    return _grown(asked, inputs, layout, _respread(host.id, tuple(workers)), reason)
+                workers.pop()
     return None
 
 

@@ -86,13 +86,33 @@ def _first(
     inputs: PlanInputs, host: NodeId, held: int, largest: Sequence[tuple[int, NodeId]]
 ) -> Layout | None:
     """Over the largest, as many as hold it: one at least."""
-    chosen: list[NodeId] = []
-    for size, node in largest:
-        chosen.append(node)
-        held += size
-        if held >= inputs.load.count and (layout := filled(inputs, host, chosen, quick=True)):
-            return layout
+    for nodes in (largest, apart(inputs, host, largest)):
+        chosen: list[NodeId] = []
+        together = held
+        for size, node in nodes:
+            chosen.append(node)
+            together += size
+            if together >= inputs.load.count and (layout := filled(inputs, host, chosen, quick=True)):
+                return layout
     return None
+
+
+def apart(
+    inputs: PlanInputs, host: NodeId, largest: Sequence[tuple[int, NodeId]]
+) -> list[tuple[int, NodeId]]:
+    """One of each machine: those that share one may have no layer's room each, however much it has."""
+    seen = {_machine(inputs, host)}
+    found = []
+    for size, node in largest:
+        if (machine := _machine(inputs, node)) not in seen:
+            seen.add(machine)
+            found.append((size, node))
+    return found
+
+
+def _machine(inputs: PlanInputs, id: NodeId) -> str:
+    node = inputs.snapshot.node(id)
+    return (node.facts.machine if node is not None else "") or f"of {id}"
 
 
 def largest_first(inputs: PlanInputs, workers: Sequence[NodeId]) -> list[tuple[int, NodeId]]:

@@ -245,8 +245,12 @@ class DataLinks:
             return
         async with _bounded("the link did not arrive"):
             arriving = door.expect(ticket)
-            await stream.write_document({"door": True, "port": port})
-            link = await arriving
+            try:
+                await stream.write_document({"door": True, "port": port})
+                link = await arriving
+            except BaseException:
+                _give_up(arriving)
+                raise
         await self._receive(origin, purpose, link)
         await stream.write_document({"taken": True})
         await stream.finish()
@@ -273,6 +277,12 @@ class DataLinks:
         with ours:
             await self._answer(theirs, guest)
             await self._splice(ours, stream)
+
+
+def _give_up(arriving: asyncio.Future[socket.socket]) -> None:
+    """Its place is free at once, and a link that has come is closed."""
+    if not arriving.cancel() and not arriving.cancelled() and arriving.exception() is None:
+        arriving.result().close()
 
 
 class _bounded:

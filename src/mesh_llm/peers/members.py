@@ -43,10 +43,15 @@ class Members:
         return [member for member in self._view.members if member.present]
 
     def others_reason(self) -> str:
-        """Why nothing serves, by the word of another node: one that knows the model, perhaps."""
-        busy = (State.LOADING, State.WAITING)
-        reasons = (m.facts.reason for m in self.alive() if m.facts.state in busy and m.id != self.me)
-        return next((reason for reason in reasons if reason), "")
+        """Why nothing serves, by the word of a node that has the model: others quote such a one, too."""
+        settings = self.settings()
+        if settings is None:
+            return ""
+        for facts in (member.facts for member in self.alive() if member.id != self.me):
+            has_it = any(held.fingerprint == settings.fingerprint for held in facts.models)
+            if has_it and facts.reason and facts.state in (State.LOADING, State.WAITING):
+                return facts.reason
+        return ""
 
     def member(self, node: NodeId) -> Member | None:
         return self._view.member(node)

@@ -177,10 +177,16 @@ class Mesh(Members):
         peer = self.peer(node)
         if peer is not None:
             return await peer.open(kind, header)
+        failed: MeshError = NodeUnreachable(f"there is no path to {self.name_of(node)}")
         for between in self.paths.between(node):
-            if (helper := self.peer(between)) is not None:
+            if (helper := self.peer(between)) is None:
+                continue
+            try:
                 return await self._forwarding.open(helper, node, kind, header)
-        raise NodeUnreachable(f"there is no path to {self.name_of(node)}")
+            except MeshError as error:
+                log.info("no way through %s to node=%s: %s", between[:8], node[:8], error.message)
+                failed = error
+        raise failed
 
     # -- what the network reports (transport.network.Handler) -----------------------------------
 

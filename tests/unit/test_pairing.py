@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
+from zeroconf import ServiceStateChange
 
 from mesh_llm.cli import pair as command
 from mesh_llm.errors import JoinRefused, MeshError
-from mesh_llm.pairing.announcement import LABEL_CHARS, SERVICE, FoundMesh, fit_label, read
+from mesh_llm.pairing import announcement
+from mesh_llm.pairing.announcement import FOUND_LIMIT, LABEL_CHARS, SERVICE, FoundMesh, fit_label, read
 from mesh_llm.pairing.exchange import CODE_DIGITS, new_code, shown, typed
 from mesh_llm.pairing.offer import ATTEMPTS_AN_HOUR, Attempts
 
@@ -88,6 +93,37 @@ def test_a_label_from_the_network_is_fit_for_a_terminal() -> None:
     assert found is not None
     assert found.label.isprintable()
     assert len(found.label) <= LABEL_CHARS
+
+
+async def test_names_that_nobody_answers_for_hide_no_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [*(f"ghost {number}.{SERVICE}" for number in range(FOUND_LIMIT - 1)), f"Home.{SERVICE}"]
+    asked: list[str] = []
+
+    class Browser:
+        def __init__(self, _zeroconf: object, _type: str, handlers: list[Callable[..., None]]) -> None:
+            for name in names:
+                handlers[0](name=name, state_change=ServiceStateChange.Added)
+
+        async def async_cancel(self) -> None:
+            pass
+
+    @asynccontextmanager
+    async def no_network(_ip: str | None) -> AsyncIterator[Any]:
+        yield SimpleNamespace(zeroconf=None)
+
+    async def resolved(_zeroconf: object, name: str) -> FoundMesh | None:
+        asked.append(name)
+        if not name.startswith("Home"):
+            await asyncio.sleep(60)
+        return mesh(name.removesuffix(f".{SERVICE}"))
+
+    monkeypatch.setattr("zeroconf.asyncio.AsyncServiceBrowser", Browser)
+    monkeypatch.setattr(announcement, "_zeroconf", no_network)
+    monkeypatch.setattr(announcement, "_resolved", resolved)
+    async with asyncio.timeout(10):
+        found = await announcement.find(within_s=0.5, ip=None)
+    assert [each.label for each in found] == ["Home"]
+    assert len(asked) == FOUND_LIMIT
 
 
 # -- who types the code ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from mesh_llm.errors import MeshError
@@ -85,20 +85,23 @@ async def find(*, within_s: float, ip: str | None, label: str | None = None) -> 
     def on_change(*, name: str, state_change: ServiceStateChange, **_: Any) -> None:
         if state_change is ServiceStateChange.Removed:
             found.pop(name, None)
+            if name in names:
+                names.remove(name)
         elif name not in names and len(names) < FOUND_LIMIT:
             names.append(name)
 
+    async def resolve(network: Any, name: str) -> None:
+        if (offer := await _resolved(network.zeroconf, name)) is not None and name in names:
+            found[name] = offer
+
     async with _zeroconf(ip) as network:
         browser = AsyncServiceBrowser(network.zeroconf, SERVICE, handlers=[on_change])
-        deadline = asyncio.get_running_loop().time() + within_s
         try:
-            while asyncio.get_running_loop().time() < deadline:
-                await asyncio.sleep(_POLL_S)
-                for name in [name for name in names if name not in found]:
-                    if (offer := await _resolved(network.zeroconf, name)) is not None:
-                        found[name] = offer
-                if any(offer.label == label for offer in found.values()):
-                    break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    while not any(offer.label == label for offer in found.values()):
+                        await asyncio.sleep(_POLL_S)
+                        await asyncio.gather(*(resolve(network, name) for name in names if name not in found))
         finally:
             await browser.async_cancel()
     return sorted(found.values(), key=lambda offer: (offer.label, offer.node))

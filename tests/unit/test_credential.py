@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from mesh_llm.transport.credential import Credential, Grant, check, extend, from
 from mesh_llm.transport.failed_attempts import FailedAttempts
 from mesh_llm.transport.identity import Identity, verify
 from mesh_llm.transport.own_membership import Membership
+from mesh_llm.transport.pending_connections import source_of
 from mesh_llm.transport.revocations import Revocations
 from mesh_llm.types import MeshId, NodeId, Role
 
@@ -402,6 +404,22 @@ def test_one_node_may_fail_a_few_times() -> None:
     assert not attempts.allow_node(ANNE.id, 9.9)
     assert attempts.allow_node(ANNE.id, 10)
     assert attempts.allow_node(BERT.id, 0)
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [
+        ("192.0.2.7:9", "192.0.2.7"),
+        ("[2001:db8:1:2:3:4:5:6]:9", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:2::1]:7", "2001:db8:1:2::/64"),
+    ],
+)
+async def test_those_of_one_customers_network_count_as_one(place: str, source: str) -> None:
+    class Incoming:
+        async def remote_addr(self) -> object:
+            return SimpleNamespace(is_ip=lambda: True, addr=place)
+
+    assert await source_of(Incoming()) == source
 
 
 @pytest.mark.parametrize("together", [1, 20])

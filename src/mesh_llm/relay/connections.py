@@ -15,6 +15,7 @@ from mesh_llm.defaults import RELAY_CLIENTS_SPARE
 from mesh_llm.relay.limits import Allowance, RelayLimits
 from mesh_llm.relay.metrics import RelayCounters
 from mesh_llm.third_party import require_aiohttp
+from mesh_llm.transport.invite import customer_of
 
 RELAY_ARRIVALS_S = 4
 """New connections from an address in a second, for each that it may have: a signature takes 0.2 ms."""
@@ -142,15 +143,10 @@ class Connection(web.RequestHandler):
 
 
 def source_of(peername: object) -> str:
-    """Whom a connection counts for: an IPv4 address, or the network that one IPv6 customer has."""
+    """Whom a connection counts for."""
     if not isinstance(peername, tuple) or not peername:
         return "unknown"
     try:
-        address = ipaddress.ip_address(str(peername[0]).partition("%")[0])
+        return customer_of(ipaddress.ip_address(str(peername[0]).partition("%")[0]))
     except ValueError:
         return "unknown"
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, 64), strict=False))

@@ -254,5 +254,14 @@ def split_address(text: str) -> tuple[IpAddress, int]:
     return ipaddress.IPv4Address(host), int(port)
 
 
+def customer_of(ip: IpAddress) -> str:
+    """Whom an address counts for: itself, or the network that one IPv6 customer has."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.ip_network((ip, 64), strict=False))
+
+
 def join_address(ip: IpAddress, port: int) -> str:
     return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"

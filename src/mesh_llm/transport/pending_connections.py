@@ -16,7 +16,7 @@ from mesh_llm.transport.control_stream import ControlStream
 from mesh_llm.transport.failed_attempts import FailedAttempts
 from mesh_llm.transport.framing import FrameType
 from mesh_llm.transport.handshake import Dropped
-from mesh_llm.transport.invite import split_address
+from mesh_llm.transport.invite import customer_of, split_address
 from mesh_llm.transport.iroh_library import iroh, message_of
 from mesh_llm.transport.peer import Handler
 from mesh_llm.transport.stream_gate import StreamGate
@@ -156,8 +156,8 @@ class PendingConnections:
 
 
 async def source_of(incoming: Any) -> str:
-    """An IP address, or a node's id behind a relay, which has seen to it that it is that node's."""
+    """Whose network it comes from, or a node's id behind a relay, which has seen to it that it is its own."""
     address = await incoming.remote_addr()
     if address.is_ip():
-        return str(split_address(address.addr)[0])
+        return customer_of(split_address(address.addr)[0])
     return address.endpoint_id.to_bytes().hex() if address.is_relay() else "elsewhere"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -191,6 +192,23 @@ async def test_a_ready_run_is_published_and_kept() -> None:
         assert room.mesh.published.epoch == 1
         assert room.hosting.serving is cast(PlanRun, room.runs[0])
         assert len(room.runs) == 1
+
+
+async def test_whatever_others_tell_most_time_is_not_for_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def long_look(_: Hosting) -> None:
+        began = time.thread_time()
+        while time.thread_time() < began + 0.05:
+            pass
+        looks.append(time.monotonic())
+
+    monkeypatch.setattr(Hosting, "_step", long_look)
+    room = NodeMemory(planning.node("me", 30))
+    with driven(room):
+        await room.until(lambda: len(looks) == 6)
+    # The pause before the first is short.
+    assert looks[-1] - looks[0] >= 5 * (1 + hosting.PLAN_PAUSE) * 0.05 * 0.95
 
 
 async def test_alone_an_engine_that_never_ran_ends_the_node_with_its_reason() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ PLAN_TICK_S = 1.0
 """Between two looks at the plan when nothing was heard: pauses end, and barred nodes come back."""
 PLAN_GATHER_S = 0.02
 """After a change, before the look at the plan: changes come in flocks."""
+PLAN_PAUSE, PLAN_PAUSE_MOST_S = 4, 1.0
+"""As many times as long as the last look took: whatever others tell, most time is for answers."""
 PLAN_RETRY_FIRST_S = 0.2
 PLAN_RETRY_LAST_S = 30.0
 """Between two attempts to bring a plan up, where no node is to blame."""
@@ -162,15 +165,18 @@ class Hosting:
 
     async def run(self) -> None:
         """Returns only by failing or being cancelled."""
+        took_s = 0.0
         try:
             while True:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._next_look_s()):
                         await self._wake.wait()
                 # What happens at once is looked at once.
-                await asyncio.sleep(PLAN_GATHER_S)
+                await asyncio.sleep(max(PLAN_GATHER_S, min(PLAN_PAUSE * took_s, PLAN_PAUSE_MOST_S)))
                 self._wake.clear()
+                began = time.thread_time()
                 self._step()
+                took_s = time.thread_time() - began
                 if self._fatal is not None:
                     raise self._fatal
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from mesh_llm.defaults import KERNELS_LIMIT
 from mesh_llm.frozen import frozen
@@ -88,8 +89,9 @@ def attention_of(model: ModelFacts) -> Kernel | None:
     return Kernel(kind=ATTENTION, width=width, rows=heads, used=model.heads)
 
 
+@lru_cache(maxsize=1024)
 def model_speed(speed: Speed, work: ModelWork) -> ModelSpeed:
-    """What is known of a device, for one model."""
+    """What is known of a device, for one model: asked for every device, again with each plan."""
     usual = ModelSpeed(
         read_bytes_per_s=speed.read_bytes_per_s,
         head_bytes_per_s=speed.read_bytes_per_s,

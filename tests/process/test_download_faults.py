@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -9,10 +10,16 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from mesh_llm.download.http import RemoteFile
+from mesh_llm.download.versioned_part import DOWNLOAD_BATCH_BYTES, VersionedPart
+from mesh_llm.models.part_file import PartFile
 from tests.support.command import MESH_LLM, Ended, Running, start
 from tests.support.downloads import FILE, NAME, PAIR, REPO, TOKEN, Person, assert_is_here, some_bytes
 from tests.support.hub import Stored
@@ -363,6 +370,35 @@ def test_a_lite_client_is_told_what_it_lacks(person: Person) -> None:
 
 
 # -- disks ------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_written_behind_a_batch_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches wait for the disk: there may be room again for those behind the one that had none."""
+    remote = RemoteFile(url="http://127.0.0.1/model.gguf", identity="one", size_bytes=100 << 20)
+    data = some_bytes(3 * DOWNLOAD_BATCH_BYTES)
+    full_once, waiting, put = threading.Event(), threading.Event(), PartFile.put
+
+    def put_on_a_full_disk(part: PartFile, start: int, data: bytes, *, lasting: bool = False) -> None:
+        assert waiting.wait(60)
+        if start and not full_once.is_set():
+            full_once.set()
+            put(part, start, data[:1000])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(part, start, data, lasting=lasting)
+
+    monkeypatch.setattr(PartFile, "put", put_on_a_full_disk)
+    with closing(VersionedPart(tmp_path, "model.gguf")) as part:
+        await part.open(remote, lambda done: None)
+        for start in range(0, len(data), DOWNLOAD_BATCH_BYTES):
+            await part.write(data[start : start + DOWNLOAD_BATCH_BYTES])
+        waiting.set()
+        for _ in range(3):
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                await part.settle()
+
+    assert part.path.read_bytes() == data[:DOWNLOAD_BATCH_BYTES]
 
 
 def on_a_small_disk(person: Person, megabytes: int, *arguments: str, prepare: str = ":") -> Ended:

@@ -39,6 +39,8 @@ class VersionedPart:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._writing: deque[asyncio.Future[None]] = deque()
+        self._failure: OSError | None = None
+        """Of a batch that could not be written: those behind it must not get its place in the file."""
 
     @property
     def missing_bytes(self) -> int:
@@ -108,8 +110,19 @@ class VersionedPart:
             self._batch, self._batch_bytes = [], 0
         while len(self._writing) > waiting:
             await self._writing.popleft()
+        if self._failure is not None:
+            raise self._failure
 
     def _put(self, batch: list[bytes]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._write(batch)
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def _write(self, batch: list[bytes]) -> None:
         if self.size_bytes is None and shutil.disk_usage(self.path.parent).free < FETCH_SPARE_BYTES:
             # Of what never said how long it is, and may never end, nobody could ask before.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

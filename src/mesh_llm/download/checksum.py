@@ -6,7 +6,7 @@ import hashlib
 import shlex
 from pathlib import Path
 
-from mesh_llm.errors import ModelError
+from mesh_llm.errors import DownloadFailed, ModelError
 
 
 def checksum_file(path: Path) -> Path:
@@ -21,6 +21,19 @@ def recorded(path: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return words[0] if words else None
+
+
+def computed(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def another_file(path: Path, source: object) -> DownloadFailed:
+    """What a name belongs to is somebody's own file."""
+    return DownloadFailed(
+        f"{path} exists already and is another file than {source}",
+        hint="remove it or give it another name, and run this again",
+    )
 
 
 def record(path: Path, sha256: str) -> None:

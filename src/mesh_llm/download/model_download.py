@@ -22,7 +22,7 @@ import aiohttp
 
 from mesh_llm.defaults import FETCH_SPARE_BYTES
 from mesh_llm.download import checksum, hub, package_model
-from mesh_llm.download.checksum import checksum_file, verify
+from mesh_llm.download.checksum import another_file, checksum_file, verify
 from mesh_llm.download.http import Locate, RemoteFile, answered, locate_url, open_session
 from mesh_llm.download.package_model import FetchPackage
 from mesh_llm.download.range_transfer import Transfer
@@ -294,10 +294,7 @@ def _compare(file: _File, remote: RemoteFile) -> None:
     if same and noted is not None and wanted is not None:
         same = noted == wanted
     if not same:
-        raise DownloadFailed(
-            f"{file.target} exists already and is another file than {file.entry.source}",
-            hint="remove it or give it another name, and run this again",
-        )
+        raise another_file(file.target, file.entry.source)
 
 
 def _place(file: _File) -> None:

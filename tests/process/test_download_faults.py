@@ -90,6 +90,30 @@ def test_another_file_of_that_name_stays(person: Person, stored: Stored) -> None
     assert (person.models / FILE).read_bytes() == b"mine"
 
 
+def test_a_file_that_takes_the_name_meanwhile_gets_no_note(person: Person, stored: Stored) -> None:
+    person.hub.faults.holds = [1_400_000]
+    with start("download", NAME, env=person.env) as running:
+        running.until(lambda: person.part_bytes() >= 1 << 20, what="a part has come")
+        (person.models / FILE).write_bytes(bytes(len(stored.data)))
+        person.hub.release()
+        ended = running.wait()
+
+    assert ended.status == 1
+    assert f"{person.models / FILE} was created by another program in the meantime" in ended.stderr
+    assert not (person.models / f"{FILE}.sha256").exists()
+
+
+def test_a_note_that_outlived_its_file_is_not_believed(person: Person, stored: Stored) -> None:
+    person.downloads(NAME)
+    (person.models / FILE).unlink()
+    (person.models / FILE).write_bytes(b"mine")
+
+    ended = person.downloads(NAME)
+
+    assert ended.status == 1
+    assert f"Error: {person.models / FILE} exists already and is another file than {NAME}\n" in ended.stderr
+
+
 @pytest.mark.parametrize("gated", sampled([True, False], True))
 def test_a_model_that_is_not_for_everybody(person: Person, stored: Stored, gated: bool) -> None:
     person.hub.token = "hf_somebody_elses"

@@ -97,9 +97,12 @@ def is_here(entry: CatalogEntry, folder: Path) -> bool:
     except OSError:
         return False
     noted = tuple(checksum.recorded(path) for path in paths)
-    if all(noted):
-        return noted == entry.sha256 if entry.sha256 else True
-    return size_bytes == entry.size_bytes
+    if not all(noted):
+        return size_bytes == entry.size_bytes
+    if not entry.sha256:
+        return True
+    # Who gives the hash knows the size: a note may be left of a file that is gone.
+    return noted == entry.sha256 and size_bytes == (entry.size_bytes or size_bytes)
 
 
 # -- from servers ---------------------------------------------------------------------------------
@@ -299,9 +302,10 @@ def _compare(file: _File, remote: RemoteFile) -> None:
 
 def _place(file: _File) -> None:
     """The file under its name, with its hash beside it; never in place of another one."""
-    checksum.record(file.target, file.arriving.sha256)
     if not place(file.arriving.path, file.target):
         raise DownloadFailed(
             f"{file.target} was created by another program in the meantime",
             hint="remove it or give it another name, and run this again",
         )
+    # After it: a note beside another file would say that this is the model.
+    checksum.record(file.target, file.arriving.sha256)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_llm.download.http import RemoteFile
+from mesh_llm.download.http import RemoteFile, waits_s
 from mesh_llm.download.versioned_part import DOWNLOAD_BATCH_BYTES, VersionedPart
 from mesh_llm.models.part_file import PartFile
 from tests.support.command import MESH_LLM, Ended, Running, start
@@ -77,6 +77,31 @@ def test_a_wrong_size(person: Person, stored: Stored, said: int) -> None:
     assert (
         f"Error: {FILE} cannot be downloaded: {host} has 3000000 bytes of it; there should be {said}\n"
     ) in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    first(
+        2,
+        [
+            ((206, {"Content-Range": f"bytes 0-0/{'9' * 5000}"}), "answers 206 to the request for http://"),
+            ((206, {"Content-Range": f"bytes 0-0/{'9' * 18}"}), "gives model.gguf an impossible size\n"),
+            ((206, {"Content-Range": f"bytes {'9' * 5000}-0/1"}), "answers 206 to the request for http://"),
+            ((429, {"Retry-After": "9" * 5000}), "asks for inf s before the next try\n"),
+        ],
+    ),
+)
+def test_impossible_numbers(person: Person, answer: tuple[int, dict[str, str]], words: str) -> None:
+    person.hub.faults.storage = [answer]
+
+    ended = person.downloads(f"{person.hub.storage_url}/plain/model.gguf")
+
+    assert ended.status == 1
+    assert words in ended.stderr
+
+
+def test_a_time_that_is_no_number_is_not_waited_for() -> None:
+    assert waits_s({"Retry-After": "\u00b2"}) is None
 
 
 def test_another_file_of_that_name_stays(person: Person, stored: Stored) -> None:

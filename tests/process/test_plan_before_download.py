@@ -163,6 +163,16 @@ def test_what_is_no_model(person: Person, data: bytes, words: str) -> None:
     assert ended.stdout == ""
 
 
+def test_a_file_of_an_impossible_size(person: Person, tiny: Path) -> None:
+    person.hub.put(REPO, FILE, tiny.read_bytes()).said_size = 10**30
+
+    ended = plan(person, "--model", f"hf:{REPO}:{FILE}", "--with", "mini=32GB")
+
+    assert ended.status == 1
+    assert f"gives {FILE} an impossible size\n" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.full
 def test_a_hub_that_has_no_such_file(person: Person, tiny: Path) -> None:
     person.hub.put(REPO, "other.gguf", tiny.read_bytes())

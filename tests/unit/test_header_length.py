@@ -36,6 +36,12 @@ def test_too_little_of_it(data: bytes) -> None:
     )
 
 
+def vocabulary(*lengths: int) -> bytes:
+    """The start of a header, up to texts of which only the lengths are there."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
+    return head + struct.pack("<IIQ", 9, 8, len(lengths)) + struct.pack(f"<{len(lengths)}Q", *lengths)
+
+
 def test_what_is_no_model() -> None:
     head = b"GGUF" + struct.pack("<I", 3)
     for data in (
@@ -46,6 +52,8 @@ def test_what_is_no_model() -> None:
         head + struct.pack("<QQ", 0, 1) + struct.pack("<Q", 1 << 40),
         head + struct.pack("<QQ", 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 77),
         head + struct.pack("<QQ", 1, 0) + struct.pack("<Q", 1) + b"t" + struct.pack("<I", 9),
+        vocabulary(2**64 - 1, 0),
+        vocabulary(0, 2**63),
     ):
         with pytest.raises(NoHeader):
             header_length(data)

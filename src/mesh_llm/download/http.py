@@ -17,6 +17,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
+from mesh_llm.defaults import FETCH_SIZE_LIMIT_BYTES
 from mesh_llm.errors import DownloadFailed
 from mesh_llm.frozen import frozen
 from mesh_llm.models.catalog import is_address
@@ -36,7 +37,7 @@ DOWNLOAD_WAIT_LIMIT_S = 60.0
 
 T = TypeVar("T")
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _RATE_LIMIT = re.compile(r";\s*r=0\s*;\s*t=(\d+)")
 """Of a quota that is used up: seconds until there is another one."""
 _AGAIN = "what has arrived is kept; run it again later to continue"
@@ -267,7 +268,7 @@ _NO_NAME = ("name or service not known", "name resolution", "nodename nor servna
 def waits_s(headers: Mapping[str, str]) -> float | None:
     """By Retry-After in seconds (a date, its other form, is worth nothing between clocks) or RateLimit."""
     value = headers.get("Retry-After", "").strip()
-    if value.isdigit():
+    if value.isdecimal():
         return float(value)
     limit = _RATE_LIMIT.search(headers.get("RateLimit", ""))
     return float(limit[1]) if limit else None
@@ -290,6 +291,17 @@ def content_range(answer: aiohttp.ClientResponse) -> tuple[int, int | None] | No
     return int(found[1]), int(found[3]) if found[3] != "*" else None
 
 
+def plausible(remote: RemoteFile, name: str) -> RemoteFile:
+    """The same; raises DownloadFailed where no file is as large as the server says."""
+    size_bytes = remote.size_bytes
+    if size_bytes is not None and not 0 <= size_bytes <= FETCH_SIZE_LIMIT_BYTES:
+        raise DownloadFailed(
+            f"{host_of(remote.url)} gives {name} an impossible size",
+            hint="try again later, or another mirror (HF_ENDPOINT)",
+        )
+    return remote
+
+
 async def locate_url(session: aiohttp.ClientSession, url: str) -> RemoteFile:
     """What a plain server says of a file: asked for its first byte, since not all of them answer HEAD."""
     host = host_of(url)
@@ -309,9 +321,9 @@ async def locate_url(session: aiohttp.ClientSession, url: str) -> RemoteFile:
         etag = answer.headers.get("ETag")
         strong = etag if etag and not etag.startswith("W/") else None
         mark = strong or answer.headers.get("Last-Modified")
-        return RemoteFile(
-            url=url, identity=mark and f"{mark} of {size_bytes}", if_range=mark, size_bytes=size_bytes
-        )
+        identity = mark and f"{mark} of {size_bytes}"
+        remote = RemoteFile(url=url, identity=identity, if_range=mark, size_bytes=size_bytes)
+        return plausible(remote, file_of(url))
 
 
 # -- in words -------------------------------------------------------------------------------------

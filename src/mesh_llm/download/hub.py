@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -32,6 +33,7 @@ from mesh_llm.download.http import (
     check_redirect,
     host_of,
     passing_status,
+    plausible,
     proxy_for,
     seconds,
     unusable_proxy,
@@ -137,7 +139,8 @@ async def locate(source: HubSource, file: str) -> RemoteFile:
             sha256=etag if etag and _SHA256.fullmatch(etag) else None,
         )
 
-    return await _asked(ask, repo=source.repo, revision=source.revision, file=file)
+    remote = await _asked(ask, repo=source.repo, revision=source.revision, file=file)
+    return plausible(remote, PurePosixPath(file).name)
 
 
 def _is_own(location: str, url: str) -> bool:

@@ -15,6 +15,7 @@ _KEYS_LIMIT, _TENSORS_LIMIT, _DIMENSIONS_LIMIT = 1 << 16, 1 << 17, 4
 _ITEMS_LIMIT = 1 << 24
 """Of an array: a vocabulary has a quarter of a million, and its merges twice as many."""
 _TEXT_LIMIT = 1 << 24
+_TOO_MUCH = "it claims more than any model has"
 
 
 class NoHeader(ValueError):
@@ -69,7 +70,10 @@ class _Reader:
         # A vocabulary: most of the header, so without a call for each text.
         data, at, unpack = self._data, self.at, struct.Struct("<Q").unpack_from
         for _ in range(count):
-            at += 8 + unpack(data, at)[0]
+            length = unpack(data, at)[0]
+            if length > _TEXT_LIMIT:
+                raise NoHeader(_TOO_MUCH)
+            at += 8 + length
         self.at = at
 
     def _text(self) -> None:
@@ -85,7 +89,7 @@ class _Reader:
     def _bounded(self, limit: int) -> int:
         number = self._whole("<Q")
         if number > limit:
-            raise NoHeader("it claims more than any model has")
+            raise NoHeader(_TOO_MUCH)
         return number
 
     def _whole(self, form: str) -> int:

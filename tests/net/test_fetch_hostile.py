@@ -16,7 +16,7 @@ from mesh_llm.peer_fetch.channel import ByteStream
 from mesh_llm.peer_fetch.model_fetch import FetchTimes, Source, Wanted, fetch
 from mesh_llm.types import Fingerprint
 from tests.support.fetching import QUICK, Model, digest_of
-from tests.support.file_peer import PIECE_BYTES, Answer, honest, meddling, peer
+from tests.support.file_peer import PIECE_BYTES, Answer, honest, meddling, only_once, peer
 
 # -- hostile sources ------------------------------------------------------------------------------
 
@@ -109,6 +109,60 @@ async def test_no_byte_is_fetched_of_a_copy_that_the_owner_did_not_choose(model:
         async with peer("anna", model.honest()) as anna:
             (path,) = await model.fetch(mallory, anna, digest=model.digest, verify=any_will_do)
     assert path.read_bytes() == model.content[0]
+
+
+def versions(model: Model) -> set[str]:
+    return {path.name for path in model.folder.glob(".incoming-fetch-*/*")}
+
+
+def inventing() -> Answer:
+    """Whoever asks is offered another copy each time, and given a little more of it than of the last one."""
+    number = 0
+
+    async def answer(stream: ByteStream, request: dict[str, Any]) -> None:
+        nonlocal number
+        if request["ask"] == "manifest":
+            number += 1
+            data = lines(files(PIECE_BYTES, f"{number:064x}"))
+        else:
+            data = lines({"bytes": request["length"]}) + bytes(100 * number)
+        await sending(data)(stream, request)
+
+    return answer
+
+
+async def test_copies_that_are_invented_do_not_pile_up(model: Model) -> None:
+    async with peer("anna", only_once(meddling(model.honest(), limit=100_000))) as anna:
+        with pytest.raises(DownloadFailed):
+            await model.fetch(anna)
+    (begun,) = versions(model)
+    async with peer("mallory", inventing()) as mallory, peer("bert", model.honest()) as bert:
+        for _ in range(2):
+            with pytest.raises(DownloadFailed):
+                await model.fetch(mallory)
+            assert len(mallory.offsets) > 3
+            assert len(versions(model)) == 2
+            # Who has sent most is kept.
+            assert begun in versions(model)
+        (path,) = await model.fetch(mallory, bert)
+        assert bert.offsets[0][1] >= 100_000
+    assert path.read_bytes() == model.content[0]
+    assert versions(model) == set()
+
+
+async def test_copies_that_the_owner_did_not_choose_are_removed(model: Model) -> None:
+    async with peer("mallory", inventing()) as mallory:
+        with pytest.raises(DownloadFailed):
+            await model.fetch(mallory)
+        async with peer("anna", only_once(meddling(model.honest(), limit=100_000))) as anna:
+            with pytest.raises(DownloadFailed):
+                await model.fetch(anna)
+    assert len(versions(model)) == 2
+
+    with pytest.raises(DownloadFailed):
+        await model.fetch(digest=model.digest)
+
+    assert versions(model) == {model.digest[:32]}
 
 
 async def test_a_size_that_is_not_the_known_one_is_refused(model: Model) -> None:

@@ -3,8 +3,8 @@
 What has arrived survives everything but its own damage: a broken connection, a
 killed process, a source that goes away. The next source, or the next run, goes
 on at the same byte. Sources may offer different bytes under one fingerprint,
-as a hostile one would: each version is kept apart until one proves to be the
-model.
+as a hostile one would: versions are kept apart, two at most, until one proves
+to be the model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from mesh_llm.defaults import FETCH_CHUNK_BYTES
@@ -20,12 +21,15 @@ from mesh_llm.errors import ModelError
 from mesh_llm.models.part_file import PartFile, PieceDamaged
 from mesh_llm.peer_fetch.channel import Inbox, SourceLost, SourceWrong
 from mesh_llm.peer_fetch.manifest import Manifest
-from mesh_llm.peer_fetch.part_files import PartFiles
+from mesh_llm.peer_fetch.part_files import PartFiles, remove_others, version_folder
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.sources import FetchTimes, Source, Sources, SourceSearch, Wanted, own_folder
 from mesh_llm.types import EventSink, Fingerprint, ProgressSink
 
 __all__ = ["FetchTimes", "Source", "Sources", "Verify", "Wanted", "fetch"]
+
+OTHER_VERSIONS = 1
+"""Kept beside the one that comes: whoever invents new ones must not fill the disk with them."""
 
 Verify = Callable[[tuple[Path, ...]], Awaitable[Fingerprint]]
 """The fingerprint of these files; raises ModelError where they are no model."""
@@ -55,6 +59,9 @@ async def fetch(
             events=events,
             times=times or FetchTimes(),
         )
+        if wanted.digest:
+            # Others came before anybody knew which copy is the right one.
+            await run.make_way(wanted.digest, keep=0)
         paths, pieces = await run.from_any(run.take)
         await disk.run(shutil.rmtree, scratch, True)
     if digests is not None and digests.piece_bytes == pieces.piece_bytes:
@@ -93,8 +100,9 @@ class _Fetch(SourceSearch):
         if told.digest in self.thrown_away:
             raise SourceWrong("it offers the same wrong copy")
         if told.digest not in self.parts:
+            await self.make_way(told.digest, keep=OTHER_VERSIONS)
             shards = self.wanted.shards if self.wanted.shards is not None else range(len(told.files))
-            part = PartFiles(self.scratch / told.digest[:32], told, self.disk, frozenset(shards))
+            part = PartFiles(version_folder(self.scratch, told.digest), told, self.disk, frozenset(shards))
             total_bytes = part.missing_bytes
             await part.open(
                 self.wanted.fingerprint,
@@ -103,6 +111,11 @@ class _Fetch(SourceSearch):
             )
             self.parts[told.digest] = part
         return self.parts[told.digest]
+
+    async def make_way(self, digest: str, *, keep: int) -> None:
+        """For this version: all others go but the `keep` that have come furthest."""
+        await self.disk.run(partial(remove_others, version_folder(self.scratch, digest), keep=keep))
+        self.parts = {known: part for known, part in self.parts.items() if part.folder.exists()}
 
     # -- bytes --------------------------------------------------------------------------------------
 

@@ -104,6 +104,23 @@ class PartFiles:
         )
 
 
+def version_folder(folder: Path, digest: str) -> Path:
+    """Of one version of a model, in the folder of its fetch."""
+    return folder / digest[:32]
+
+
+def remove_others(version: Path, *, keep: int) -> None:
+    """Of the versions beside this one, all go but the `keep` that have come furthest."""
+    others = [path for path in version.parent.iterdir() if path != version]
+    others.sort(key=_come_bytes, reverse=True)
+    for path in others[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _come_bytes(version: Path) -> int:
+    return sum(path.stat().st_size for path in version.glob("*.gguf"))
+
+
 def _could_be(file: PartFile, existing: Path) -> bool:
     """Whether it pays to compare a file that is there already."""
     # A part with another name, too, is what a run left that was killed at its end: it is one of those.

@@ -467,8 +467,8 @@ class Adversary:
             throttle=Throttle(busy=lambda: False),
         )
 
-        async def serve(_: NodeId, header: dict[str, Any], stream: Stream) -> None:
-            await offers.answer(stream, header)
+        async def serve(origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
+            await offers.answer(stream, header, origin=origin)
 
         self.handler.services["file"] = serve
 

@@ -15,9 +15,9 @@ from mesh_llm.peer_fetch import piece_hashes as digests_module
 from mesh_llm.peer_fetch.channel import ByteStream
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.throttle import Throttle
-from mesh_llm.types import Fingerprint, Progress
+from mesh_llm.types import Fingerprint, NodeId, Progress
 from tests.support.fetching import Model
-from tests.support.file_peer import PIECE_BYTES, connect, honest, peer
+from tests.support.file_peer import PIECE_BYTES, SocketStream, connect, honest, peer
 
 # -- the source's side ----------------------------------------------------------------------------
 
@@ -65,18 +65,49 @@ async def test_an_impossible_request_is_refused(model: Model, request_: dict[str
     assert json.loads(answer) == {"refused": reason}
 
 
-async def test_a_source_sends_so_many_files_at_once_and_no_more(model: Model) -> None:
+@pytest.mark.parametrize("joiners", [["anna"] * 4, [*["anna"] * 4, *["bert"] * 3, "carl"]])
+async def test_a_source_sends_so_many_files_at_once_and_no_more(model: Model, joiners: list[str]) -> None:
     held = {"ask": "bytes", "file": 0, "size": model.size_bytes, "offset": 0, "length": model.size_bytes}
     request = {**held, "fingerprint": model.fingerprint}
     # So slow that the first chunks are the last ones for the length of this test.
     throttle = Throttle(busy=lambda: True, busy_bytes_per_s=1000)
-    async with peer("anna", model.honest(throttle=throttle)) as anna, AsyncExitStack() as stack:
-        source = connect("anna", anna.port)
-        for _ in range(4):
-            stream = await stack.enter_async_context(source.open(request))
+    origins = iter([NodeId(name) for name in [*joiners, joiners[-1]]])
+    answer = model.honest(throttle=throttle, origin=lambda: next(origins))
+    async with peer("source", answer) as source, AsyncExitStack() as stack:
+        for _ in joiners:
+            stream = await stack.enter_async_context(connect("source", source.port).open(request))
             assert (await stream.read(14)).startswith(b'{"bytes": ')
-        fifth = await stack.enter_async_context(source.open(request))
-        assert json.loads(await fifth.read(1000)) == {"refused": "it sends as many files as it can at once"}
+        last = await stack.enter_async_context(connect("source", source.port).open(request))
+        assert json.loads(await last.read(1000)) == {"refused": "it sends as many files as it can at once"}
+
+
+async def test_one_peer_cannot_keep_the_others_out(model: Model) -> None:
+    """Those of its streams that are refused take no place either, though it does not read why."""
+    refused = asyncio.Event()
+
+    class Unread(SocketStream):
+        async def finish(self) -> None:
+            refused.set()
+            await asyncio.Event().wait()
+
+    throttle = Throttle(busy=lambda: True, busy_bytes_per_s=1000)
+    origin = NodeId("mallory")
+    inner = model.honest(throttle=throttle, origin=lambda: origin)
+
+    async def answer(stream: ByteStream, request: dict[str, Any]) -> None:
+        assert isinstance(stream, SocketStream)
+        await inner(Unread(stream.reader, stream.writer) if origin == "mallory" else stream, request)
+
+    held = {"ask": "bytes", "file": 0, "size": model.size_bytes, "offset": 0, "length": model.size_bytes}
+    request = {**held, "fingerprint": model.fingerprint}
+    async with peer("source", answer) as source, AsyncExitStack() as stack:
+        for _ in range(20):
+            stream = await stack.enter_async_context(connect("source", source.port).open(request))
+            await stream.read(14)
+        assert refused.is_set()
+        origin = NodeId("bert")
+        stream = await stack.enter_async_context(connect("source", source.port).open(request))
+        assert (await stream.read(14)).startswith(b'{"bytes": ')
 
 
 async def test_hashes_are_computed_once_per_version_of_a_file(

@@ -14,7 +14,7 @@ from mesh_llm.peer_fetch.model_fetch import Source
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.serve import FileServer
 from mesh_llm.peer_fetch.throttle import Throttle
-from mesh_llm.types import Fingerprint
+from mesh_llm.types import Fingerprint, NodeId
 
 Answer = Callable[[ByteStream, dict[str, Any]], Awaitable[None]]
 PIECE_BYTES = 64 << 10
@@ -112,6 +112,7 @@ def honest(
     *,
     throttle: Throttle | None = None,
     stall_s: float = 30.0,
+    origin: Callable[[], NodeId] = lambda: NodeId("joiner"),
 ) -> Answer:
     offers = FileServer(
         models=lambda: {fingerprint: files},
@@ -119,7 +120,11 @@ def honest(
         throttle=throttle or Throttle(busy=lambda: False),
         stall_s=stall_s,
     )
-    return offers.answer
+
+    async def answer(stream: ByteStream, request: dict[str, Any]) -> None:
+        await offers.answer(stream, request, origin=origin())
+
+    return answer
 
 
 class _Meddling:

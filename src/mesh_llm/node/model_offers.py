@@ -76,7 +76,7 @@ class ModelOffers:
         return offered
 
     async def serve_file(self, origin: NodeId, header: dict[str, Any], stream: Stream) -> None:
-        await self._server.answer(stream, header)
+        await self._server.answer(stream, header, origin=origin)
 
     async def digest_of(self, model: ModelFacts) -> str:
         """Of all bytes of a model's files, for the mesh's settings. They are read once, and it is kept."""

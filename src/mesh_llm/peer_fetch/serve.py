@@ -17,7 +17,9 @@ import asyncio
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,12 @@ from mesh_llm.peer_fetch.channel import ByteStream
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
 from mesh_llm.peer_fetch.throttle import Throttle
-from mesh_llm.types import Fingerprint
+from mesh_llm.types import Fingerprint, NodeId
 
-OFFER_STREAMS = 4
+OFFER_STREAMS = 8
 """Files sent at once: further peers are told to come again, or ask another one."""
+OFFER_STREAMS_EACH = 4
+"""To one peer, which needs one for each model that it fetches: none can keep the others out alone."""
 
 
 log = logging.getLogger(__name__)
@@ -53,24 +57,35 @@ class FileServer:
         self._digests = digests
         self._throttle = throttle
         self._stall_s = stall_s
-        self._under_way = 0
+        self._under_way: Counter[NodeId] = Counter()
+        """Answers to each peer."""
 
-    async def answer(self, stream: ByteStream, request: Mapping[str, Any]) -> None:
+    async def answer(self, stream: ByteStream, request: Mapping[str, Any], *, origin: NodeId) -> None:
         """Answer one request; returns when all is written or the peer is gone. Closing is the caller's."""
-        self._under_way += 1
+        outbox = _Outbox(stream, self._throttle, self._stall_s)
         try:
-            outbox = _Outbox(stream, self._throttle, self._stall_s)
             try:
-                if self._under_way > OFFER_STREAMS:
-                    raise ModelError("it sends as many files as it can at once")
-                await self._answer(outbox, request)
+                with self._turn(origin):
+                    await self._answer(outbox, request)
+                    await outbox.finish()
             except ModelError as error:
                 await outbox.line({"refused": error.message})
-            await outbox.finish()
+                await outbox.finish()
         except (OSError, EOFError, MeshError) as error:
             log.info("file offer ended reason=%s", error or type(error).__name__)
+
+    @contextmanager
+    def _turn(self, origin: NodeId) -> Iterator[None]:
+        """One of the streams that there are; who is refused has none, however long that takes to be read."""
+        if self._under_way[origin] >= OFFER_STREAMS_EACH or self._under_way.total() >= OFFER_STREAMS:
+            raise ModelError("it sends as many files as it can at once")
+        self._under_way[origin] += 1
+        try:
+            yield
         finally:
-            self._under_way -= 1
+            self._under_way[origin] -= 1
+            if not self._under_way[origin]:
+                del self._under_way[origin]
 
     async def _answer(self, outbox: _Outbox, request: Mapping[str, Any]) -> None:
         files = self._files(request.get("fingerprint"))

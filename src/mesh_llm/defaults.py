@@ -15,6 +15,8 @@ FINGERPRINT_SAMPLE_BYTES = 4096
 """One page of each stride: what the disk reads anyway for a single byte."""
 FINGERPRINT_STRIDE_BYTES = 64 << 20
 """A 50 GB model has some 800 strides and 1,000 tensors: 0.2 s of reads on an SSD."""
+INSPECT_LINE_BYTES = 16 << 20
+"""What its child says of one model: 80 bytes for each tensor, a thousand of them in a large one."""
 INSPECT_TIMEOUT_S = 60.0
 """A cold 50 GB model on a spinning disk needs seconds; a minute means it hangs."""
 INSPECT_AT_ONCE = 32

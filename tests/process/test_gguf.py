@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mesh_llm.defaults import INSPECT_LINE_BYTES
 from mesh_llm.engine import inspect
 from mesh_llm.engine.inspect import read_gguf, read_headers
 from mesh_llm.errors import ModelError
@@ -231,9 +232,9 @@ async def test_a_file_that_the_parser_dies_of_costs_that_file_alone(
 ) -> None:
     program = (
         "import json, os, sys\n"
-        "for path in json.loads(sys.stdin.readline())['paths']:\n"
+        "for index, path in enumerate(json.loads(sys.stdin.readline())['paths']):\n"
         "    if 'deadly' in path: print('no more', file=sys.stderr, flush=True); os.abort()\n"
-        "    print(json.dumps({'path': path}), flush=True)\n"
+        "    print(json.dumps({'index': index, 'path': path}), flush=True)\n"
     )
     monkeypatch.setattr(inspect, "module", lambda name: [sys.executable, "-c", program])
     paths = [tmp_path / name for name in ("a", "deadly1", "deadly2", "b", "deadly3")]
@@ -248,6 +249,54 @@ async def test_a_file_that_the_parser_dies_of_costs_that_file_alone(
         died.format(paths[2]),
         str(paths[3]),
         died.format(paths[4]),
+    ]
+
+
+async def test_a_header_with_a_long_text_is_read_without_it(tmp_path: Path, tiny_model: Path) -> None:
+    """And the next models keep their own answers."""
+    text = {"general.description": "x" * (INSPECT_LINE_BYTES + 1)}
+    wordy = tiny_gguf.write(tmp_path / "wordy.gguf", "llama", layers=5, metadata=text)
+
+    answers = [answer async for answer in read_headers([wordy, tiny_model])]
+
+    layers = [None if isinstance(a, ModelError) else a["metadata"]["llama.block_count"] for a in answers]
+    assert layers == [5, 4]
+
+
+async def test_a_header_that_is_too_long_to_tell_is_an_error_of_that_file(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    deep = tiny_gguf.write(tmp_path / "deep.gguf", "llama", layers=7)
+    texts = {f"general.text{number}": "x" * (1 << 20) for number in range(INSPECT_LINE_BYTES >> 20)}
+    long = tiny_gguf.write(tmp_path / "long.gguf", "llama", metadata=texts)
+
+    answers = [answer async for answer in read_headers([deep, long, tiny_model])]
+
+    told = [str(a) if isinstance(a, ModelError) else a["metadata"]["llama.block_count"] for a in answers]
+    assert told == [7, f"{long} has a header of more than {INSPECT_LINE_BYTES:,} bytes", 4]
+
+
+async def test_a_line_that_cannot_be_read_is_an_error_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import json, sys\n"
+        "for index, path in enumerate(json.loads(sys.stdin.readline())['paths']):\n"
+        "    line = json.dumps({'index': index, 'path': path})\n"
+        "    print(line[:5] if 'cut' in path else line, flush=True)\n"
+    )
+    monkeypatch.setattr(inspect, "module", lambda name: [sys.executable, "-c", program])
+    paths = [tmp_path / name for name in ("a", "cut1", "cut2", "b", "cut3")]
+
+    answers = [answer async for answer in read_headers(paths)]
+
+    wrong = "{} cannot be read as GGUF: the parser ended with status 0"
+    assert [a.message if isinstance(a, ModelError) else a["path"] for a in answers] == [
+        str(paths[0]),
+        wrong.format(paths[1]),
+        wrong.format(paths[2]),
+        str(paths[3]),
+        wrong.format(paths[4]),
     ]
 
 

@@ -372,7 +372,7 @@ def test_a_damaged_cache_is_none(home: Home, contents: dict[str, bytes]) -> None
     cache = put(home.path / "cache" / "headers.json", b'{"format": 1, "headers": [')
 
     assert by_name(listed(home))["x"]["layers"] == 2
-    assert json.loads(cache.read_text())["format"] == 1
+    assert json.loads(cache.read_text())["format"] == 2
 
 
 # -- served ---------------------------------------------------------------------------------------

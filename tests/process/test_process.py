@@ -263,6 +263,21 @@ async def test_last_words_arrive_although_the_child_is_dead() -> None:
     assert finished.errors == ("why",)
 
 
+async def test_a_long_line_takes_no_longer_than_short_ones() -> None:
+    size = 64 << 20
+    stream = asyncio.StreamReader()
+    stream.feed_data(b"x" * size + b"\nshort\n")
+    stream.feed_eof()
+    lines: list[str] = []
+    before_s = time.process_time()
+
+    await process._read_lines(stream, lines.append, size)
+
+    assert [len(line) for line in lines] == [size, 5]
+    # A tenth of a second; to copy what has come so far with every chunk would take twenty of them.
+    assert time.process_time() - before_s < 5
+
+
 async def test_a_long_line_is_cut_and_the_next_one_whole() -> None:
     code = "import sys; sys.stdout.write('x' * 1_000_000 + '\\nshort\\n')"
 

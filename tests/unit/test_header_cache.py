@@ -107,7 +107,8 @@ def change(document: Any, way: list[Any], value: Any) -> None:
 @pytest.mark.parametrize(
     ("way", "value"),
     [
-        (["format"], 2),
+        (["format"], 1),
+        (["format"], 3),
         (["headers"], []),
         (["headers", "KEY"], None),
         (["headers", "KEY", "refusal"], ["one"]),

@@ -12,16 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import INSPECT_AT_ONCE, INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
+from mesh_llm.defaults import INSPECT_AT_ONCE, INSPECT_LINE_BYTES, INSPECT_TIMEOUT_S, MEASURE_TIMEOUT_S
 from mesh_llm.engine.gpus import KINDS
 from mesh_llm.engine.library import KernelMeasurement, Measurement
 from mesh_llm.engine.process import Finished, module, run, spawn
 from mesh_llm.errors import EngineFailed, ModelError
 from mesh_llm.frozen import frozen
 from mesh_llm.types import Kernel, KernelSpeed, Speed
-
-INSPECT_LINE_BYTES = 16 << 20
-"""What it says of one model: 80 bytes for each tensor, a thousand of them in a large one."""
 
 
 async def read_gguf(path: Path) -> dict[str, Any]:
@@ -42,7 +39,7 @@ async def read_headers(paths: Sequence[Path]) -> AsyncIterator[dict[str, Any] | 
         asked = paths[start : start + INSPECT_AT_ONCE]
         read = await _read(asked, fingerprint=False)
         # The child went no further than the file that it died of; the next one begins behind that.
-        for index in range(min(len(asked), len(read.answers) + 1)):
+        for index in range(min(len(asked), max(read.answers, default=-1) + 2)):
             start += 1
             try:
                 yield _document(asked[index], read, index)
@@ -52,22 +49,25 @@ async def read_headers(paths: Sequence[Path]) -> AsyncIterator[dict[str, Any] | 
 
 @frozen
 class _Read:
-    answers: tuple[dict[str, Any], ...]
-    """Of the first paths; of all, where nothing went wrong."""
+    answers: Mapping[int, dict[str, Any]]
+    """By the place of their path; of all, where nothing went wrong."""
     end: str
     """Of the child."""
 
 
 async def _read(paths: Sequence[Path], *, fingerprint: bool) -> _Read:
     """Ask a child, which has a minute for each answer."""
-    answers: list[dict[str, Any]] = []
+    answers: dict[int, dict[str, Any]] = {}
     said: deque[str] = deque(maxlen=1)
     clock = asyncio.get_running_loop().time
     request = {"paths": [str(path) for path in paths], "fingerprint": fingerprint}
 
     def take(line: str) -> None:
-        if (answer := _parsed(line)) is not None and len(answers) < len(paths):
-            answers.append(answer)
+        # Filed by what it says, not by its turn: a line before it may have been unreadable.
+        answer = _parsed(line) or {}
+        index = answer.pop("index", None)
+        if isinstance(index, int) and 0 <= index < len(paths):
+            answers.setdefault(index, answer)
             limit.reschedule(clock() + INSPECT_TIMEOUT_S)
 
     end = f"it did not answer within {INSPECT_TIMEOUT_S:.0f} s"
@@ -83,15 +83,15 @@ async def _read(paths: Sequence[Path], *, fingerprint: bool) -> _Read:
         ):
             await child.send(json.dumps(request).encode() + b"\n", close=True)
             end = f"the parser ended with status {await child.wait()}"
-    return _Read(answers=tuple(answers), end=f"{end}{_last_words(said)}")
+    return _Read(answers=answers, end=f"{end}{_last_words(said)}")
 
 
 def _document(path: Path, read: _Read, index: int) -> dict[str, Any]:
-    if index >= len(read.answers):
+    answer = read.answers.get(index)
+    if answer is None:
         raise ModelError(
             f"{path} cannot be read as GGUF: {read.end}", hint="download it again; the file is damaged"
         )
-    answer = read.answers[index]
     if "error" in answer:
         raise ModelError(answer["error"], hint=answer["hint"])
     return answer

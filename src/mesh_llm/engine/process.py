@@ -187,12 +187,14 @@ async def _end(child: Child, process: asyncio.subprocess.Process, readers: list[
 
 async def _read_lines(stream: asyncio.StreamReader, sink: LineSink, limit_bytes: int) -> None:
     """Hand over complete lines; a line beyond the limit is cut, never waited for."""
-    pending = b""
+    pending = bytearray()
     while chunk := await stream.read(1 << 16):
-        *lines, pending = (pending + chunk).split(b"\n")
-        for line in lines:
-            sink(line[:limit_bytes].decode(errors="replace").rstrip("\r"))
-        pending = pending[:limit_bytes]
+        # Each byte is looked at once: a line may be as long as hundreds of chunks.
+        for number, part in enumerate(chunk.split(b"\n")):
+            if number:
+                sink(pending.decode(errors="replace").rstrip("\r"))
+                pending.clear()
+            pending += part[: limit_bytes - len(pending)]
     if pending:
         sink(pending.decode(errors="replace"))
 

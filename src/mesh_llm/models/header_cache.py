@@ -31,7 +31,7 @@ HEADERS_BYTES = 64 << 20
 NO_FINGERPRINT = Fingerprint("-")
 """Of facts that come from a header alone: it takes samples of all the weights to make one."""
 
-_FORMAT = 1
+_FORMAT = 2
 _NO_MODEL = {
     "adapter": "is an adapter, which only goes with the model that it was made for",
     "mmproj": "is a projector, which only goes with the model that it was made for",

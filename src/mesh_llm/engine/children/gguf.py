@@ -1,10 +1,11 @@
 """Child: what GGUF files hold, read through the engine's own `gguf_*` functions.
 
 Reads one JSON line `{"paths": [...], "fingerprint": bool}` from stdin and writes
-one to stdout for every path, in order: either `{"metadata", "tensors", "files",
-"architecture_known", "fingerprint"}` or `{"error", "hint"}`. It runs in a
-process of its own because the parser is C++ and the files are anybody's: one
-that ends early died of the file that it has not answered for.
+one to stdout for every path, in order: either `{"index", "metadata", "tensors",
+"files", "architecture_known", "fingerprint"}` or `{"index", "error", "hint"}`,
+where the index is the path's place among those asked for. It runs in a process
+of its own because the parser is C++ and the files are anybody's: one that ends
+early died of the file that it has not answered for.
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mesh_llm.defaults import FINGERPRINT_SAMPLE_BYTES, FINGERPRINT_STRIDE_BYTES, GGUF_SHARD_LIMIT
+from mesh_llm.defaults import (
+    FINGERPRINT_SAMPLE_BYTES,
+    FINGERPRINT_STRIDE_BYTES,
+    GGUF_SHARD_LIMIT,
+    INSPECT_LINE_BYTES,
+)
 from mesh_llm.engine.library import Engine
 from mesh_llm.errors import MeshError, ModelError
 
 GGUF_ARRAY_LIMIT = 1024
 """Per-layer arrays have at most 512 entries; longer ones are vocabularies."""
+GGUF_TEXT_LIMIT_BYTES = 1 << 20
+"""Longer texts are left out, but for the one that is used whatever its length."""
+_CHAT_TEMPLATE = "tokenizer.chat_template"
 INSPECT_MEMORY_BYTES = 8 << 30
 """Address space of the child that parses model files: the engine's module, a large vocabulary, no more."""
 
@@ -79,15 +88,15 @@ class GgufFile:
 
     def metadata(self) -> dict[str, Any]:
         count = self.native.gguf_get_n_kv(self.handle)
-        return {
-            self.native.gguf_get_key(self.handle, i).decode(errors="replace"): self._value(i)
-            for i in range(count)
-        }
+        keys = [self.native.gguf_get_key(self.handle, i).decode(errors="replace") for i in range(count)]
+        return {key: self._value(i, in_full=key == _CHAT_TEMPLATE) for i, key in enumerate(keys)}
 
-    def _value(self, index: int) -> Any:
+    def _value(self, index: int, *, in_full: bool) -> Any:
         kind = self.native.gguf_get_kv_type(self.handle, index)
         if kind == _STRING:
-            return self.native.gguf_get_val_str(self.handle, index).decode(errors="replace")
+            text = self.native.gguf_get_val_str(self.handle, index)
+            wanted = in_full or len(text) <= GGUF_TEXT_LIMIT_BYTES
+            return text.decode(errors="replace") if wanted else {"length": len(text)}
         if kind == _ARRAY:
             return self._array(index)
         name, _ = _SCALARS[kind]
@@ -274,11 +283,19 @@ def _answer(path: Path, *, fingerprint: bool) -> dict[str, Any]:
         return {"error": f"cannot read {path}: {error.strerror}", "hint": None}
 
 
+def _line(index: int, path: Path, *, fingerprint: bool) -> str:
+    line = json.dumps({"index": index, **_answer(path, fingerprint=fingerprint)})
+    if len(line) <= INSPECT_LINE_BYTES:
+        return line
+    error = f"{path} has a header of more than {INSPECT_LINE_BYTES:,} bytes"
+    return json.dumps({"index": index, "error": error, "hint": "no model needs that; choose another file"})
+
+
 def main() -> None:
     limit_memory()
     request = json.loads(sys.stdin.readline())
-    for path in request["paths"]:
-        print(json.dumps(_answer(Path(path), fingerprint=request["fingerprint"])), flush=True)
+    for index, path in enumerate(request["paths"]):
+        print(_line(index, Path(path), fingerprint=request["fingerprint"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, Route, expect, sync_playwright
 
 from tests.support.waiting import until
 
@@ -86,6 +86,36 @@ def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
         yield Visit(context.new_page(), url)
     finally:
         context.close()
+
+
+def _not_here(_: Request) -> tuple[int, object]:
+    return 404, {"error": "not here"}
+
+
+class CannedNode:
+    """The console's page, of a node that answers what a test says and no more."""
+
+    URL = "http://127.0.0.1:9/"
+    STATIC = Path("src/mesh_llm/console/static")
+
+    def __init__(self, page: Page, answers: Mapping[str, Callable[[Request], tuple[int, object]]]) -> None:
+        """`answers`: status and document, by the path below /api."""
+        self.page = page
+        self._answers = {"session": lambda _: (200, {"token": "token"}), **answers}
+        page.route("**/*", self._answer)
+        page.goto(self.URL)
+
+    def _answer(self, route: Route) -> None:
+        path = urlsplit(route.request.url).path.removeprefix("/")
+        if not path.startswith("api/"):
+            route.fulfill(path=self.STATIC / (path or "index.html"))
+            return
+        answer = self._answers.get(path.removeprefix("api/"), _not_here)
+        status, document = answer(route.request)
+        if isinstance(document, str):
+            route.fulfill(status=status, body=document, content_type="text/event-stream")
+        else:
+            route.fulfill(status=status, json=document)
 
 
 def until_true(page: Page, expression: str) -> None:

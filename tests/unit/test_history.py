@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,11 @@ HOST = "a" * 64
 
 async def status() -> dict[str, Any]:
     return {}
+
+
+def times(feed: Feed) -> list[float]:
+    """Of the points that a page begins with."""
+    return [json.loads(sample)["t"] for sample in feed._samples]
 
 
 def watching(samples: Callable[[float], Awaitable[list[Any]]]) -> tuple[Any, History]:
@@ -62,3 +68,31 @@ async def test_the_host_knows_better_for_as_long_as_it_has_looked() -> None:
     node.mesh.serving = lambda: ("b" * 64, None)
     await history.catch_up()
     assert [sample["t"] for sample in history.since(0)] == [6.0, 8.0, 10.0, 12.0, 13.0, 15.0]
+
+
+async def test_points_of_an_hour_ago_make_room_for_new_ones() -> None:
+    """A node that was suspended, or that nobody watched, goes on after the gap."""
+
+    async def samples(since: float) -> list[Any]:
+        return [{"t": t, "tok_s": 7.0} for t in (3602.0, 3604.0) if t > since]
+
+    _, history = watching(samples)
+    for t in (0.0, 2.0, 3000.0, 3600.0):
+        history._add({"t": t, "tok_s": 0.0})
+    assert [sample["t"] for sample in history.since(-1)] == times(history._feed) == [3000.0, 3600.0]
+
+    await history.catch_up()
+
+    left = [sample["t"] for sample in history.since(-1)]
+    assert left == times(history._feed) == [3600.0, 3602.0, 3604.0]
+
+
+async def test_joined_points_are_of_the_last_minutes() -> None:
+    async def samples(since: float) -> list[Any]:
+        return [{"t": t, "tok_s": 7.0} for t in (1.0, 3602.0, 3604.0) if t > since]
+
+    _, history = watching(samples)
+    await history.catch_up()
+
+    left = [sample["t"] for sample in history.since(-1)]
+    assert left == times(history._feed) == [3602.0, 3604.0]

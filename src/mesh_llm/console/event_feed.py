@@ -99,6 +99,9 @@ class Feed:
         self._samples.append(entry)
         self._spread(b"sample", entry)
 
+    def drop_oldest_sample(self) -> None:
+        self._samples.popleft()
+
     def begin_with(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Better ones, in place of those that are here."""
         self._samples = deque(map(_written, samples), maxlen=CONSOLE_SAMPLES)

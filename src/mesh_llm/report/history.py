@@ -131,6 +131,11 @@ class History:
         return round(1000 * sum(waited_s) / len(waited_s), 1) if waited_s else None
 
     def _add(self, sample: Sample) -> None:
+        oldest = (sample["t"] or 0.0) - CONSOLE_SAMPLES * CONSOLE_SAMPLE_S
+        # A node that was suspended, or whose host nobody watched, has points of long ago.
+        while self._samples and (self._samples[0]["t"] or 0.0) < oldest:
+            self._samples.popleft()
+            self._feed.drop_oldest_sample()
         self._samples.append(sample)
         self._feed.sample(sample)
 

@@ -7,6 +7,8 @@ import { ago, duration, figure, percent } from "./words.js";
 
 const WINDOW_S = 300;
 const EVERY_S = 60;
+/** Further apart, two points have nothing between them. */
+const GAP_SAMPLES = 3;
 const MARGIN = { left: 44, right: 12, top: 10, bottom: 22 };
 const HEIGHT = 148;
 
@@ -118,8 +120,8 @@ class Plot {
     const at = (event) => {
       const box = this.handle.getBoundingClientRect();
       const share = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right);
-      const behind = Math.round(((1 - Math.min(1, Math.max(0, share))) * WINDOW_S) / this.interval_s);
-      listener(Math.min(behind, this.count - 1));
+      const off = this.ages.map((age) => Math.abs(age - (1 - share) * WINDOW_S));
+      listener(off.length - 1 - off.lastIndexOf(Math.min(...off)));
     };
     this.handle.addEventListener("pointermove", at);
     this.handle.addEventListener("pointerdown", at);
@@ -129,28 +131,27 @@ class Plot {
       const steps = { ArrowLeft: 1, ArrowRight: -1, ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15 }[
         event.key
       ];
-      const jump = { Home: this.count - 1, End: 0 }[event.key];
+      const jump = { Home: this.ages.length - 1, End: 0 }[event.key];
       if (event.key === "Escape") return listener(null);
       if (steps === undefined && jump === undefined) return;
       event.preventDefault();
       const next = jump ?? (this.behind ?? 0) + steps;
-      listener(Math.min(this.count - 1, Math.max(0, next)));
+      listener(Math.min(this.ages.length - 1, Math.max(0, next)));
     });
   }
 
   draw(state, cursor) {
-    const { interval_s } = state;
-    const samples = state.samples.slice(-Math.floor(WINDOW_S / interval_s) - 1);
+    const newest = state.samples.at(-1)?.t;
+    // Also none from before a clock was put back.
+    const samples = state.samples.filter(({ t }) => newest >= t && newest - t <= WINDOW_S);
     const width = this.handle.clientWidth || 320;
     const inner = { width: width - MARGIN.left - MARGIN.right, height: HEIGHT - MARGIN.top - MARGIN.bottom };
-    this.interval_s = interval_s;
-    this.count = samples.length;
+    this.ages = samples.map(({ t }) => newest - t);
+    this.gap_s = GAP_SAMPLES * state.interval_s;
     this.behind = cursor.behind === null ? null : Math.min(cursor.behind, samples.length - 1);
     const rows = this.spec.series.map(({ value }) => samples.map(value));
     this.axis.fit(Math.max(0, ...rows.flat().filter((value) => value !== null)));
-    // Whole steps of one sample: the picture moves on evenly, whenever the samples arrive.
-    const x = (index) =>
-      MARGIN.left + inner.width * (1 - ((samples.length - 1 - index) * interval_s) / WINDOW_S);
+    const x = (index) => MARGIN.left + inner.width * (1 - this.ages[index] / WINDOW_S);
     const y = (value) => MARGIN.top + inner.height * (1 - Math.min(1, value / this.axis.top));
     attribute(this.picture, "width", width);
     attribute(this.picture, "viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -195,7 +196,7 @@ class Plot {
   #drawSeries(rows, x, y, bottom) {
     const { form } = this.spec;
     rows.forEach((values, index) => {
-      const runs = unbroken(values);
+      const runs = unbroken(values, this.ages, this.gap_s);
       const path = form === "dots" ? "" : runs.map((run) => trace(run, x, y, form === "steps")).join("");
       attribute(this.lines[index], "d", path);
       if (form === "area") attribute(this.area, "d", runs.map((run) => under(run, x, y, bottom)).join(""));
@@ -232,7 +233,7 @@ class Plot {
       attribute(mark, "cy", y(value).toFixed(1));
     });
     const words = this.#words(rows, read);
-    const when = isOn ? ago(this.behind * this.interval_s) : "";
+    const when = isOn ? ago(this.ages[index]) : "";
     say(this.value, [words, when === "now" ? "" : when].filter(Boolean).join(" · "));
     attribute(this.handle, "aria-valuemax", Math.max(0, samples.length - 1));
     attribute(this.handle, "aria-valuenow", Math.max(0, index));
@@ -276,12 +277,13 @@ const text = (x, y, words, anchor) => {
 };
 
 /** Runs of [index, value] between gaps. */
-function unbroken(values) {
+function unbroken(values, ages, gap_s) {
   const runs = [];
   let run = null;
   values.forEach((value, index) => {
-    if (value === null) run = null;
-    else if (run) run.push([index, value]);
+    if (value === null || ages[index - 1] - ages[index] > gap_s) run = null;
+    if (value === null) return;
+    if (run) run.push([index, value]);
     else runs.push((run = [[index, value]]));
   });
   return runs;

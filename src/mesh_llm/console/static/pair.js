@@ -6,25 +6,49 @@ import { announce, find, say, show } from "./dom.js";
 import { get, post } from "./session.js";
 
 const LOOK_MS = 1000;
+let isFollowed = false;
 
 export function start() {
   find("pair-begin").addEventListener("click", () => attempt(begin));
   find("pair-end").addEventListener("click", () => attempt(end));
+  // Open already: the page was loaded anew, or somebody began in a terminal.
+  get("/api/pair").then((state) => state.open && attempt(() => follow(state)), () => {});
 }
 
-const attempt = (what) => attempted(what, find("invite-problem")).then((done) => done || draw({ open: false }));
+const tried = (what) => attempted(what, find("invite-problem"));
+const pause = () => new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+
+/** One failure does not close the offer: only the node says whether it is open. */
+async function attempt(what) {
+  if (await tried(what)) return;
+  await pause();
+  const state = await get("/api/pair").catch(() => ({}));
+  if (state.open) attempt(() => follow(state));
+  else draw(state);
+}
 
 async function begin() {
-  let state = await post("/api/pair", { role: find("invite-role").value });
+  const state = await post("/api/pair", { role: find("invite-role").value });
   announce(`Announced as ${state.label}`);
-  while (state.open) {
+  await follow(state);
+}
+
+async function follow(state) {
+  if (isFollowed) return;
+  isFollowed = true;
+  try {
+    while (state.open) {
+      draw(state);
+      // Refused where the machine gave up while the owner was asked: others may come.
+      if (state.waiting) await tried(() => decide(state.waiting));
+      await pause();
+      state = await get("/api/pair");
+    }
     draw(state);
-    if (state.waiting) await decide(state.waiting);
-    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
-    state = await get("/api/pair");
+    if (state.admitted) announce(`${state.admitted} was let in`);
+  } finally {
+    isFollowed = false;
   }
-  draw(state);
-  if (state.admitted) announce(`${state.admitted} was let in`);
 }
 
 async function decide({ id, name, address }) {

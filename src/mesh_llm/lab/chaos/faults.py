@@ -173,12 +173,8 @@ async def _slow_node(mesh: ChaosMesh, fault: Fault) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _fill_disk(mesh: ChaosMesh, fault: Fault) -> AsyncIterator[None]:
-    pid = _member(mesh, fault).pid
-    processes.limit_files(pid, full=True)
-    try:
+    with processes.full_disk(_member(mesh, fault).pid):
         yield
-    finally:
-        processes.limit_files(pid, full=False)
 
 
 @asynccontextmanager
@@ -187,13 +183,8 @@ async def _fill_memory(mesh: ChaosMesh, fault: Fault) -> AsyncIterator[None]:
     found = [each for name in (processes.ENGINE, processes.WORKER) for each in processes.children(pid, name)]
     if not found:
         raise MeshError(f"node {fault.node} has no child just now")
-    for each in found:
-        processes.limit_memory(each, full=True)
-    try:
+    with processes.full_memory(found):
         yield
-    finally:
-        for each in found:
-            processes.limit_memory(each, full=False)
 
 
 @asynccontextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -68,34 +68,67 @@ def can_limit() -> bool:
     return sys.platform == "linux"
 
 
-def limit_files(pid: int, *, full: bool) -> None:
-    """Whether a process and its children can make any file longer: as on a disk that is full."""
+@contextmanager
+def full_disk(pid: int) -> Iterator[None]:
+    """A process and its children cannot make any file longer: as on a disk that is full."""
     if sys.platform == "linux":
         import resource
 
-        _limit(pid, resource.RLIMIT_FSIZE, 0 if full else resource.RLIM_INFINITY)
+        before = {each: _lower(each, resource.RLIMIT_FSIZE, 0) for each in _family(pid)}
+        try:
+            yield
+        finally:
+            # Those that were started meanwhile have inherited it.
+            node = next(iter(before.values()), None)
+            for each in {*before, *_family(pid)}:
+                _put_back(each, resource.RLIMIT_FSIZE, before.get(each, node))
 
 
-def limit_memory(process: psutil.Process, *, full: bool) -> None:
+@contextmanager
+def full_memory(found: Sequence[psutil.Process]) -> Iterator[None]:
     if sys.platform == "linux":
         import resource
 
-        with suppress(psutil.NoSuchProcess):
-            size = process.memory_info().vms + _SPARE_BYTES
-            _limit_one(process.pid, resource.RLIMIT_AS, size if full else resource.RLIM_INFINITY)
+        before = {}
+        for each in found:
+            with suppress(psutil.NoSuchProcess):
+                size = each.memory_info().vms + _SPARE_BYTES
+                before[each] = _lower(each, resource.RLIMIT_AS, size)
+        try:
+            yield
+        finally:
+            for each, soft in before.items():
+                _put_back(each, resource.RLIMIT_AS, soft)
 
 
-def _limit(pid: int, what: int, value: int) -> None:
+def _family(pid: int) -> list[psutil.Process]:
+    """It comes first."""
     with suppress(psutil.NoSuchProcess):
-        for each in (psutil.Process(pid), *descendants(pid)):
-            _limit_one(each.pid, what, value)
+        return [psutil.Process(pid), *descendants(pid)]
+    return []
 
 
-def _limit_one(pid: int, what: int, value: int) -> None:
+def _lower(process: psutil.Process, what: int, value: int) -> int | None:
+    """The limit that it had. The soft one alone is changed: it can be put back."""
     if sys.platform == "linux":
         import resource
 
-        # The soft limit alone: it can be lifted again.
         with suppress(ProcessLookupError):
-            _, hard = resource.prlimit(pid, what)
-            resource.prlimit(pid, what, (value if hard < 0 else min(value, hard), hard))
+            soft, hard = resource.prlimit(process.pid, what)
+            resource.prlimit(process.pid, what, (_least(value, soft, hard), hard))
+            return soft
+    return None
+
+
+def _least(*limits: int) -> int:
+    # "Unlimited" is a negative number.
+    return min(limit for limit in limits if limit >= 0)
+
+
+def _put_back(process: psutil.Process, what: int, soft: int | None) -> None:
+    if sys.platform == "linux" and soft is not None and process.is_running():
+        import resource
+
+        with suppress(ProcessLookupError):
+            _, hard = resource.prlimit(process.pid, what)
+            resource.prlimit(process.pid, what, (soft, hard))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from mesh_llm.errors import MeshError
+from mesh_llm.cli import lab_chaos
+from mesh_llm.cli.lab_chaos import chaos
+from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.lab.chaos import records
 from mesh_llm.lab.chaos.records import Asked, ChaosLog
 from mesh_llm.lab.chaos.schedule import FIRST_S, KINDS, NODES, RECOVERY_S, Fault, draw, moved_up
@@ -66,27 +70,73 @@ def test_a_part_begins_at_once() -> None:
 
 
 def test_a_log_holds_what_a_run_needs_to_be_done_again(tmp_path: Path) -> None:
-    faults = draw(seed=3, minutes=2)
-    log = ChaosLog(tmp_path / "log")
-    log.write(
-        "run",
-        format=records.FORMAT,
+    asked = Asked(
         seed=3,
         minutes=2.0,
         model=None,
         clients=4,
+        faults=draw(seed=3, minutes=2),
+        embeddings=True,
         command="mesh-llm lab chaos",
-        faults=[each.to_document() for each in faults],
     )
+    log = ChaosLog(tmp_path / "log")
+    records.write_asked(log, asked, left_out={})
     log.begin()
     log.write("answer", number=1)
     log.close()
     found = records.read(tmp_path / "log")
     assert found == log.records
     assert found[0]["at"] <= found[1]["at"] == 0.0 <= found[2]["at"]
-    assert records.asked(found) == Asked(
-        seed=3, minutes=2.0, model=None, clients=4, faults=faults, command="mesh-llm lab chaos"
-    )
+    assert records.asked(found) == asked
+    del found[0]["embeddings"]
+    assert not records.asked(found).embeddings, "a log of before"
+
+
+@pytest.mark.parametrize("option", ["minutes", "seed", "every", "model", "clients", "only", "embeddings"])
+@pytest.mark.parametrize("choice", ["--replay", "--shrink"])
+def test_an_option_that_a_log_decides_is_refused_beside_it(choice: str, option: str) -> None:
+    given = {"embeddings": [], "model": ["tiny"], "only": ["kill-engine"]}.get(option, ["2"])
+    done = CliRunner().invoke(chaos, [f"--{option}", *given, choice, "log"])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.message == f"{choice} and --{option} cannot be used together"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--shrink", "log", "--log", "log"], "--shrink and --log cannot be used together"),
+        (["--shrink", "log", "--out", "folder"], "--shrink and --out cannot be used together"),
+        (["--shrink", "log", "--replay", "log"], "--shrink and --replay cannot be used together"),
+        (["--replay", "log", "--runs", "3"], "--replay and --runs cannot be used together"),
+        (["--runs", "3"], "--runs is for --shrink"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(given: list[str], message: str) -> None:
+    done = CliRunner().invoke(chaos, given)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.message == message
+
+
+def test_the_faults_that_are_left_are_told_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = draw(seed=3, minutes=5)[:2]
+    log = ChaosLog(tmp_path / "log")
+    asked = Asked(seed=3, minutes=2.0, model=None, clients=4, faults=faults, embeddings=True)
+    records.write_asked(log, asked, left_out={})
+    log.write("settled", whole=False, why="two nodes are left", wrong=[])
+    log.close()
+
+    async def run(asked: Asked, log: ChaosLog, **_: object) -> list[records.Record]:
+        assert asked.embeddings
+        records.write_asked(log, asked, left_out={})
+        log.write(
+            "settled", whole=faults[1].kind not in [each.kind for each in asked.faults], why="", wrong=[]
+        )
+        return log.records
+
+    monkeypatch.setattr(lab_chaos, "run", run)
+    done = CliRunner().invoke(chaos, ["--shrink", str(tmp_path / "log"), "--json"], catch_exceptions=False)
+    assert done.exit_code == 1
+    assert [each["kind"] for each in json.loads(done.stdout)["faults"]] == [faults[1].kind]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "not JSON", '{"kind": "run", "format": 0}'])

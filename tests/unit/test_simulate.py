@@ -245,7 +245,11 @@ def test_a_quick_simulation_writes_its_result(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--nodes", "ten"], ["--nodes", "5"], ["--nodes", "20000"], ["--minutes", "0"]]
+    "options",
+    [
+        *(["--nodes", "ten"], ["--nodes", "5"], ["--nodes", "20000"], ["--minutes", "0"]),
+        *(["--quick", "--nodes", "10"], ["--minutes", "1", "--quick"]),
+    ],
 )
 def test_what_cannot_be_simulated_is_refused(options: list[str]) -> None:
     done = CliRunner().invoke(simulate, options)

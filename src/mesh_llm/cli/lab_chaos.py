@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from mesh_llm.cli.measuring import Facts, command
-from mesh_llm.cli.options import debug_option, json_option
-from mesh_llm.cli.output import print_table, set_up_logging
+from mesh_llm.cli.options import debug_option, json_option, only_beside
+from mesh_llm.cli.output import print_json, print_table, set_up_logging
 from mesh_llm.cli.results import show
 from mesh_llm.cli.serve import run_loop
 from mesh_llm.defaults import DEFAULT_MODEL
@@ -26,6 +26,7 @@ from mesh_llm.lab.chaos.schedule import EVERY_S, KINDS, Fault, draw, moved_up
 from mesh_llm.lab.chaos.shrink import shrunk
 
 FAILED = 1
+RUNS = 12
 AFTER_S = 20.0
 """That a shortened run lasts after its last fault."""
 
@@ -52,9 +53,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--log", "log_file", type=_FILE, help="where to write what happened (default: a new file)")
 @click.option("--replay", type=_FILE, metavar="LOG", help="the faults of that run again")
 @click.option("--shrink", type=_FILE, metavar="LOG", help="find the few faults of that run that make it fail")
-@click.option(
-    "--runs", type=click.IntRange(1, 1000), default=12, show_default=True, help="at most, to shrink"
-)
+@click.option("--runs", type=click.IntRange(1, 1000), help=f"at most, to shrink (default: {RUNS})")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="a folder for the result")
 @json_option
 @debug_option
@@ -69,7 +68,7 @@ def chaos(
     log_file: Path | None,
     replay: Path | None,
     shrink: Path | None,
-    runs: int,
+    runs: int | None,
     out: Path | None,
     as_json: bool,
     debug: bool,
@@ -80,11 +79,13 @@ def chaos(
     one; what must not happen is looked for all the while. Ends with 1 where it did.
     """
     set_up_logging(None, debug=debug, log_format="text")
-    if replay is not None and shrink is not None:
-        raise UsageError("--replay and --shrink cannot be used together", hint="leave one of them out")
     if shrink is not None:
-        raise SystemExit(_shrink(shrink, runs, embeddings=embeddings))
+        only_beside("--shrink", "shrink", "runs", "as_json", "debug")
+        raise SystemExit(_shrink(shrink, runs or RUNS, as_json=as_json))
+    if runs is not None and replay is None:
+        raise UsageError("--runs is for --shrink", hint="--minutes says how long a run takes")
     if replay is not None:
+        only_beside("--replay", "replay", "log_file", "out", "as_json", "debug")
         asked = replace(records.asked(records.read(replay)), command=command(sys.argv[1:]))
     else:
         faults = draw(seed=seed, minutes=minutes, every_s=every_s, kinds=_kinds(only))
@@ -94,12 +95,13 @@ def chaos(
             model=model,
             clients=clients,
             faults=faults,
+            embeddings=embeddings,
             command=command(sys.argv[1:]),
         )
     file = log_file or Path(tempfile.mkstemp(prefix="mesh-llm-chaos-", suffix=".log")[1])
     facts = Facts()
     click.echo(f"{len(asked.faults)} faults in {asked.minutes:g} minutes, and two more around them", err=True)
-    found = _run(asked, file, embeddings=embeddings)
+    found = _run(asked, file)
     findings = oracles.judge(found)
     document = report.document(found, findings, asyncio.run(_facts(asked, facts)))
     show(document, folder=out, as_json=as_json)
@@ -114,12 +116,12 @@ def _kinds(only: str | None) -> Sequence[str]:
     return wanted
 
 
-def _run(asked: Asked, file: Path | None, *, embeddings: bool) -> list[Record]:
+def _run(asked: Asked, file: Path | None) -> list[Record]:
     log = ChaosLog(file)
     # As Ctrl-C: what was started ends before this does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run_loop(run(asked, log, tell=lambda text: click.echo(text, err=True), embeddings=embeddings))
+        return run_loop(run(asked, log, tell=lambda text: click.echo(text, err=True)))
     finally:
         log.close()
 
@@ -128,7 +130,7 @@ async def _facts(asked: Asked, facts: Facts) -> dict[str, str]:
     return {**await facts.gather(), "model": asked.model or DEFAULT_MODEL}
 
 
-def _shrink(log_file: Path, runs: int, *, embeddings: bool) -> int:
+def _shrink(log_file: Path, runs: int, *, as_json: bool) -> int:
     before = records.read(log_file)
     asked = records.asked(before)
     wanted = {finding.oracle for finding in oracles.judge(before)}
@@ -139,16 +141,19 @@ def _shrink(log_file: Path, runs: int, *, embeddings: bool) -> int:
         part = _part_of(asked, faults)
         log = ChaosLog(None)
         click.echo(f"Running {len(faults)} of {len(asked.faults)} faults", err=True)
-        found = await run(part, log, tell=lambda _: None, embeddings=embeddings)
+        found = await run(part, log, tell=lambda _: None)
         again = {finding.oracle for finding in oracles.judge(found)} & wanted
         click.echo(f"  {', '.join(sorted(again)) or 'holds'}", err=True)
         return bool(again)
 
     kept = run_loop(shrunk(asked.faults, fails, runs=runs))
-    print_table(
-        [(f"{each.at_s:.1f}", each.kind, each.node, f"{each.for_s:.1f}") for each in kept],
-        headers=("s", "fault", "node", "for s"),
-    )
+    if as_json:
+        print_json({"faults": [each.to_document() for each in kept]})
+    else:
+        print_table(
+            [(f"{each.at_s:.1f}", each.kind, each.node, f"{each.for_s:.1f}") for each in kept],
+            headers=("s", "fault", "node", "for s"),
+        )
     return FAILED
 
 

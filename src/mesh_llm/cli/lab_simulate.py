@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from mesh_llm.cli.measuring import Facts, command
-from mesh_llm.cli.options import json_option
+from mesh_llm.cli.options import json_option, only_beside
 from mesh_llm.cli.results import show
 from mesh_llm.errors import UsageError
 from mesh_llm.lab.simulate.report import document_of
@@ -35,6 +35,8 @@ def simulate(nodes: str, minutes: float, seed: int, quick: bool, folder: Path | 
     nodes each have a view of their own; beyond that a hundred do, and the others are modelled. It takes
     about ten minutes of one core and 2 GB with the default sizes.
     """
+    if quick:
+        only_beside("--quick", "quick", "seed", "folder", "as_json")
     extent = _QUICK if quick else _extent(nodes, minutes)
     facts, cpu_s = Facts(), time.process_time()
     found = simulated(seed, extent, lambda text: click.echo(text, err=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from mesh_llm.cli import secret
 from mesh_llm.defaults import (
@@ -320,6 +321,20 @@ def _parameter(option: Callable[[Any], Any]) -> click.Option:
 
     found: click.Option = option(bare).__click_params__[0]
     return found
+
+
+def only_beside(choice: str, *names: str) -> None:
+    """Refuse whatever else was typed: beside `choice`, these parameters alone do something."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.name is not None and parameter.name not in names and _is_typed(parameter.name):
+            raise UsageError(
+                f"{choice} and {parameter.opts[0]} cannot be used together", hint="leave one of them out"
+            )
+
+
+def _is_typed(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def home_path(given: Path | None) -> Path:

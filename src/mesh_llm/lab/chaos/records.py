@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from mesh_llm import __version__
 from mesh_llm.errors import MeshError
 from mesh_llm.frozen import frozen
 from mesh_llm.lab.chaos.schedule import Fault
@@ -64,6 +65,8 @@ class Asked:
     model: str | None
     clients: int
     faults: tuple[Fault, ...]
+    embeddings: bool = False
+    """Whether vectors were asked for, and nothing else."""
     command: str = ""
 
 
@@ -88,6 +91,22 @@ def read(path: Path) -> list[Record]:
     raise MeshError(f"{path} is not a log of mesh-llm lab chaos", hint="give the file that --log wrote")
 
 
+def write_asked(log: ChaosLog, asked: Asked, *, left_out: Mapping[str, str]) -> None:
+    log.write(
+        "run",
+        format=FORMAT,
+        version=__version__,
+        seed=asked.seed,
+        minutes=asked.minutes,
+        model=asked.model,
+        clients=asked.clients,
+        embeddings=asked.embeddings,
+        command=asked.command,
+        left_out=dict(left_out),
+        faults=[each.to_document() for each in asked.faults],
+    )
+
+
 def asked(records: list[Record]) -> Asked:
     run = records[0]
     return Asked(
@@ -96,5 +115,6 @@ def asked(records: list[Record]) -> Asked:
         model=run["model"],
         clients=run["clients"],
         faults=tuple(Fault.from_document(each) for each in run["faults"]),
+        embeddings=run.get("embeddings", False),
         command=run["command"],
     )

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from mesh_llm import __version__
-from mesh_llm.lab.chaos import faults, processes
+from mesh_llm.lab.chaos import faults, processes, records
 from mesh_llm.lab.chaos.load import ClientLoad
 from mesh_llm.lab.chaos.mesh import ChaosMesh, chaos_mesh
 from mesh_llm.lab.chaos.questions import EMBEDDINGS, QUESTIONS, ChaosQuestion
-from mesh_llm.lab.chaos.records import FORMAT, Asked, ChaosLog, Record
+from mesh_llm.lab.chaos.records import Asked, ChaosLog, Record
 from mesh_llm.lab.chaos.schedule import Fault
 from mesh_llm.lab.chaos.watch import look_at_processes, watch
 from mesh_llm.tasks import cancelled, task_group
@@ -35,40 +34,24 @@ async def run(
     log: ChaosLog,
     *,
     tell: Tell,
-    embeddings: bool = False,
     only: Collection[str] | None = None,
 ) -> list[Record]:
     """The records of a run, which are in the log as well. `only` names questions; None: all are asked."""
-    questions = EMBEDDINGS if embeddings else QUESTIONS
+    questions = EMBEDDINGS if asked.embeddings else QUESTIONS
     if only is not None:
         questions = {name: each for name, each in questions.items() if name in only}
     folder = Path(tempfile.mkdtemp(prefix="mesh-llm-chaos-"))
     missing = faults.left_out()
     wanted = tuple(each for each in asked.faults if each.kind not in missing)
-    _write_head(asked, log, missing)
+    records.write_asked(log, asked, left_out=missing)
     try:
-        async with chaos_mesh(folder, log, model=asked.model, embeddings=embeddings, tell=tell) as mesh:
+        async with chaos_mesh(folder, log, model=asked.model, embeddings=asked.embeddings, tell=tell) as mesh:
             await _run(mesh, asked, wanted, log, questions, tell)
         await _look_for_orphans(mesh.mark, log)
         log.write("end")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return log.records
-
-
-def _write_head(asked: Asked, log: ChaosLog, missing: Mapping[str, str]) -> None:
-    log.write(
-        "run",
-        format=FORMAT,
-        version=__version__,
-        seed=asked.seed,
-        minutes=asked.minutes,
-        model=asked.model,
-        clients=asked.clients,
-        command=asked.command,
-        left_out=dict(missing),
-        faults=[each.to_document() for each in asked.faults],
-    )
 
 
 async def _run(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import random
 import socket
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import pytest
 
-from mesh_llm.lab.conditions import Conditions
+from mesh_llm.lab import delay
+from mesh_llm.lab.conditions import Conditions, Way
 from mesh_llm.lab.delay import DelayDoor, Line, delay_lines, joined
 from tests.support.waiting import until
 
@@ -233,6 +237,81 @@ async def test_a_door_to_nowhere_closes_on_its_caller() -> None:
     async with delay_lines((), [DelayDoor(listener=listener, target=nowhere)]):
         with socket.create_connection(address, timeout=WAIT_S) as caller:
             assert await asyncio.to_thread(caller.recv, 1) == b""
+
+
+@contextmanager
+def answering(listener: socket.socket, target: tuple[str, int]) -> Iterator[socket.socket]:
+    """A caller of a door in this process."""
+    far = Conditions(delay_s=0.0)
+    ways = (Way(far, seed=""), Way(far, seed=""))
+    door = threading.Thread(target=delay._answer, args=(listener, target, ways, None), daemon=True)
+    door.start()
+    with listener, socket.create_connection(listener.getsockname(), timeout=WAIT_S) as caller:
+        yield caller
+        listener.shutdown(socket.SHUT_RDWR)
+    door.join(WAIT_S)
+    assert not door.is_alive()
+
+
+def test_a_target_that_does_not_answer_holds_up_its_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, release = iter(range(2)), threading.Event()
+    connected = delay._connected
+
+    def slow_at_first(target: tuple[str, int]) -> socket.socket:
+        if next(calls) == 0:
+            release.wait(WAIT_S)
+        return connected(target)
+
+    monkeypatch.setattr(delay, "_connected", slow_at_first)
+    listener, target = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    target.settimeout(WAIT_S)
+    with target, answering(listener, target.getsockname()) as first:
+        with socket.create_connection(listener.getsockname(), timeout=WAIT_S) as second:
+            far, _ = target.accept()
+            with far:
+                second.sendall(b"second")
+                assert receive(far, 6) == b"second"
+        release.set()
+        late, _ = target.accept()
+        with late:
+            first.sendall(b"first")
+            assert receive(late, 5) == b"first"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue refuses callers")
+def test_a_caller_is_let_go_when_the_target_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delay, "_CONNECT_S", 0.3)
+    listener, target = (
+        socket.create_server(("127.0.0.1", 0)),
+        socket.create_server(("127.0.0.1", 0), backlog=0),
+    )
+    # Its queue is full: who comes later waits for somebody to be taken in.
+    address = target.getsockname()
+    with target, socket.create_connection(address), answering(listener, address) as caller:
+        assert caller.recv(1) == b""
+
+
+class Exhausted(socket.socket):
+    """Has no descriptor left for the first who calls."""
+
+    failures = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.failures == 0:
+            self.failures += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_door_stays_open_after_a_caller_that_could_not_be_taken_in() -> None:
+    listener = Exhausted(fileno=socket.create_server(("127.0.0.1", 0)).detach())
+    target = socket.create_server(("127.0.0.1", 0))
+    target.settimeout(WAIT_S)
+    with target, answering(listener, target.getsockname()) as caller:
+        far, _ = target.accept()
+        with far:
+            caller.sendall(b"here")
+            assert receive(far, 4) == b"here"
 
 
 def test_a_link_in_this_process_is_as_long_as_it_was_made() -> None:

@@ -26,6 +26,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
@@ -46,6 +47,9 @@ _SLICE_S = 0.001
 _LEAST_SLICE_BYTES = 1448
 _REPORT_S = 10.0
 """For the child to report and end; it needs milliseconds."""
+_CONNECT_S = 10.0
+"""For the target to take a caller in; it is on this machine, or as near as one that lines are laid to."""
+_ACCEPT_PAUSE_S = 0.1
 _SWITCH_S = 0.0005
 """A thread whose time has come does not wait for another's turn to end: by default that takes 5 ms."""
 
@@ -324,27 +328,41 @@ class _Running:
 
 
 def _answer(listener: socket.socket, target: Address, ways: tuple[Way, Way], tally: RpcTally | None) -> None:
-    """Joins every caller to the target."""
-    while True:
-        caller, _ = listener.accept()
+    """Joins every caller to the target, for as long as the listener is open."""
+    while listener.fileno() >= 0:
         try:
-            onward = _connected(target)
+            caller, _ = listener.accept()
         except OSError:
-            caller.close()
+            # Such as that of a process with too many open files: some will be closed.
+            time.sleep(_ACCEPT_PAUSE_S)
             continue
-        for end in (caller, onward):
-            if end.family != socket.AF_UNIX:
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        session = tally.begin() if tally is not None else None
-        join(caller, onward, ways, (session.requests, session.answers) if session else (None, None))
+        # A thread for each: a target that does not answer holds up nobody else.
+        threading.Thread(target=_lead, args=(caller, target, ways, tally), daemon=True).start()
+
+
+def _lead(caller: socket.socket, target: Address, ways: tuple[Way, Way], tally: RpcTally | None) -> None:
+    try:
+        onward = _connected(target)
+    except OSError:
+        caller.close()
+        return
+    for end in (caller, onward):
+        if end.family != socket.AF_UNIX:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    session = tally.begin() if tally is not None else None
+    join(caller, onward, ways, (session.requests, session.answers) if session else (None, None))
 
 
 def _connected(target: Address) -> socket.socket:
     if isinstance(target, tuple):
-        return socket.create_connection(target)
+        onward = socket.create_connection(target, _CONNECT_S)
+        onward.settimeout(None)
+        return onward
     onward = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        onward.settimeout(_CONNECT_S)
         onward.connect(target)
+        onward.settimeout(None)
     except OSError:
         onward.close()
         raise

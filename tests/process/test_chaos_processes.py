@@ -1,18 +1,22 @@
-"""Limits that the laboratory sets for processes, and takes back as they were."""
+"""Processes of the laboratory: limits that are taken back as they were, and one that cannot be started."""
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from mesh_llm.lab.chaos import processes
+from mesh_llm.errors import MeshError
+from mesh_llm.lab.chaos import mesh, processes
+from mesh_llm.lab.chaos.records import ChaosLog
 
-pytestmark = pytest.mark.skipif(not processes.can_limit(), reason="only Linux limits other processes")
+needs_limits = pytest.mark.skipif(not processes.can_limit(), reason="only Linux limits other processes")
 
 SOFT, HARD = 1 << 40, 1 << 41
 PARENT = f"""
@@ -64,6 +68,7 @@ def limits(what: int, *found: psutil.Process) -> list[tuple[int, int]]:
     return [resource.prlimit(each.pid, what) for each in found]
 
 
+@needs_limits
 def test_a_full_disk_is_as_it_was_before(family: Family) -> None:
     parent, child = family.parent, family.child
     with processes.full_disk(parent.pid):
@@ -73,6 +78,7 @@ def test_a_full_disk_is_as_it_was_before(family: Family) -> None:
     assert limits(resource.RLIMIT_FSIZE, parent, child, later) == [(SOFT, HARD)] * 3
 
 
+@needs_limits
 def test_full_memory_is_as_it_was_before(family: Family) -> None:
     child = family.child
     with processes.full_memory([family.parent, child]):
@@ -82,7 +88,21 @@ def test_full_memory_is_as_it_was_before(family: Family) -> None:
     assert limits(resource.RLIMIT_AS, family.parent, child) == [(SOFT, HARD)] * 2
 
 
+@needs_limits
 def test_processes_that_ended_meanwhile_are_no_trouble(family: Family) -> None:
     with processes.full_disk(family.parent.pid), processes.full_memory([family.child]):
         family.end()
     assert not psutil.pid_exists(family.parent.pid)
+
+
+async def test_a_node_that_cannot_be_started_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "module", lambda name: ["/nowhere/python", "-m", name])
+    nodes = mesh.ChaosMesh(tmp_path, ChaosLog(None), model=None, embeddings=False)
+
+    async with asyncio.timeout(20):
+        with pytest.raises(MeshError, match="cannot start /nowhere/python"):
+            await nodes.start("one")
+
+    assert nodes.members == {}

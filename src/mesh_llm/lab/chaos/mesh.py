@@ -112,7 +112,11 @@ class ChaosMesh:
         started: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         env = {processes.MARK: self.mark} | ({"PYTHONPATH": str(self._other_version())} if newer else {})
         task = asyncio.create_task(self._live(name, part, env, started), name=f"member {name}")
-        member = ChaosMember(name, home, child=await started, task=task)
+        await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            # It raises what kept it from being started.
+            await task
+        member = ChaosMember(name, home, child=started.result(), task=task)
         self.members[name] = member
         self._log.write("member", name=name, id=member.id, phase="started", pid=member.pid)
         if self._cut:

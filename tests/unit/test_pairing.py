@@ -157,31 +157,29 @@ def joins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return joins
 
 
-async def test_the_meshes_that_are_found_are_listed_and_one_is_chosen(
+def test_the_meshes_that_are_found_are_listed_and_one_is_chosen(
     joins: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await joins(None, found=["Home", "Office"], typed=[2, "123 456"]) == "Office"
+    assert joins(None, found=["Home", "Office"], typed=[2, "123 456"]) == "Office"
     said = capsys.readouterr().out
     assert "1. Home (192.168.1.7:9)\n2. Office (192.168.1.7:9)\n" in said
     assert "Joining 'Office'. The code stands on its owner's screen.\n" in said
     # The only one, and one that was named, need no choice.
-    assert await joins(None, found=["Home"], typed=["123456"]) == "Home"
-    assert await joins("Office", found=["Home", "Office"], typed=["123456"]) == "Office"
+    assert joins(None, found=["Home"], typed=["123456"]) == "Home"
+    assert joins("Office", found=["Home", "Office"], typed=["123456"]) == "Office"
 
 
-async def test_a_mesh_that_is_not_found_says_which_are(joins: Callable[..., Any]) -> None:
+def test_a_mesh_that_is_not_found_says_which_are(joins: Callable[..., Any]) -> None:
     with pytest.raises(MeshError, match="no mesh called 'Attic' is announced here; there is 'Home'"):
-        await joins("Attic", found=["Home"], typed=[])
+        joins("Attic", found=["Home"], typed=[])
     with pytest.raises(MeshError, match="no mesh is announced here"):
-        await joins(None, found=[], typed=[])
+        joins(None, found=[], typed=[])
 
 
-async def test_three_codes_may_be_typed(
-    joins: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await joins("Home", found=["Home"], typed=["1", "000000", "111111", "123456"]) == "Home"
+def test_three_codes_may_be_typed(joins: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert joins("Home", found=["Home"], typed=["1", "000000", "111111", "123456"]) == "Home"
     told = capsys.readouterr().err
     assert told.count("the code is wrong: type it again") == 2
     assert "a code has 6 digits" in told
     with pytest.raises(JoinRefused, match="the code is wrong"):
-        await joins("Home", found=["Home"], typed=["000000"] * 3)
+        joins("Home", found=["Home"], typed=["000000"] * 3)

@@ -58,7 +58,7 @@ def invite(
     if pair:
         from mesh_llm.cli.pair import offer
 
-        asyncio.run(offer(Home(home_path(home)), role=role, label=label))
+        offer(Home(home_path(home)), role=role, label=label)
         return
     body = {"role": role, "lifetime_s": parse_span(expires), "uses": uses}
     answer = asyncio.run(call(Home(home_path(home)), "POST", "/api/invite", body))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import time
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -28,29 +30,47 @@ _CODES = 3
 """Wrong ones that somebody may type before the command ends."""
 
 
-async def offer(home: Home, *, role: str, label: str | None) -> None:
-    """Open the running node's mesh for ten minutes, show the code, ask about who comes."""
-    begun = await call(home, "POST", "/api/pair", {"role": role, "label": label})
-    click.echo(f"Announced on this network as {begun['label']!r} for ten minutes.")
-    click.echo("On the other machine type: mesh-llm join")
-    click.echo(f"Code: {begun['code']}")
+def offer(home: Home, *, role: str, label: str | None) -> None:
+    """Open the running node's mesh for ten minutes, show the code, ask about who comes.
+
+    A person is asked outside of any event loop: Ctrl-C ends a question there, and no thread that still
+    reads the terminal keeps the command alive.
+    """
+    is_refused = False
     try:
-        while (state := await call(home, "GET", "/api/pair"))["open"]:
+        try:
+            begun = _told(home, "POST", "/api/pair", {"role": role, "label": label})
+        except MeshError:
+            is_refused = True
+            raise
+        click.echo(f"Announced on this network as {begun['label']!r} for ten minutes.")
+        click.echo("On the other machine type: mesh-llm join")
+        click.echo(f"Code: {begun['code']}")
+        while (state := _told(home, "GET", "/api/pair"))["open"]:
             if (waiting := state["waiting"]) is not None:
-                await _decide(home, waiting)
-            await asyncio.sleep(_POLL_S)
-    finally:
-        state = await call(home, "POST", "/api/pair-end", {})
+                _decide(home, waiting)
+            time.sleep(_POLL_S)
+    except BaseException:
+        # By Ctrl-C, too, and while it is being opened: the node may have heard of it.
+        if not is_refused:
+            with suppress(MeshError):
+                _told(home, "POST", "/api/pair-end", {})
+        raise
+    state = _told(home, "POST", "/api/pair-end", {})
     if state["admitted"] is None:
         raise MeshError("nobody was let in", hint="start again with `mesh-llm invite --pair`")
     click.echo(f"{state['admitted']} is let in")
 
 
-async def _decide(home: Home, waiting: dict[str, Any]) -> None:
+def _told(home: Home, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    return asyncio.run(call(home, method, path, body))
+
+
+def _decide(home: Home, waiting: dict[str, Any]) -> None:
     asked = f"{waiting['name']} ({waiting['address']}) knows the code. Let it in?"
-    accept = await asyncio.to_thread(click.confirm, asked, default=False)
+    accept = click.confirm(asked, default=False)
     try:
-        await call(home, "POST", "/api/pair-answer", {"id": waiting["id"], "accept": accept})
+        _told(home, "POST", "/api/pair-answer", {"id": waiting["id"], "accept": accept})
     except MeshError as error:
         click.echo(error.message, err=True)
 
@@ -70,25 +90,23 @@ def join(mesh: str | None, **options: Any) -> None:
     if token is None:
         # What is wrong with the other options is said before anybody walks to another machine.
         config = node_config(options)
-        name = config.name or socket.gethostname()
-        token = asyncio.run(_paired(mesh, name, config.bind_ip))
+        token = _paired(mesh, config.name or socket.gethostname(), config.bind_ip)
     options["join"] = token
     run_with_options(node_config(options), options)
 
 
-async def _paired(label: str | None, name: str, bind_ip: str | None) -> str:
-    found = await _found(label, bind_ip)
+def _paired(label: str | None, name: str, bind_ip: str | None) -> str:
+    """The token; a person is asked outside of any event loop, as by `offer`."""
+    found = _found(label, bind_ip)
     click.echo(f"Joining {found.label!r}. The code stands on its owner's screen.")
     for left in reversed(range(_CODES)):
-        code = await asyncio.to_thread(_ask_code)
+        code = _ask_code()
         try:
-            token = await pair(found, code=code, name=name, bind_ip=bind_ip, on_proven=_on_proven)
+            return asyncio.run(pair(found, code=code, name=name, bind_ip=bind_ip, on_proven=_on_proven))
         except JoinRefused as error:
             if not left or error.message != "the code is wrong" or not sys.stdin.isatty():
                 raise
             click.echo(f"{error.message}: {error.hint}", err=True)
-            continue
-        return token
     raise AssertionError("the last try returns or raises")
 
 
@@ -96,9 +114,10 @@ def _on_proven() -> None:
     click.echo("The code is right. Waiting for the owner to agree …")
 
 
-async def _found(label: str | None, bind_ip: str | None) -> FoundMesh:
+def _found(label: str | None, bind_ip: str | None) -> FoundMesh:
     click.echo("Looking for meshes on this network …", err=True)
-    offers = await find(within_s=_LOOK_S if label is None else _LOOK_FOR_S, ip=bind_ip, label=label)
+    within_s = _LOOK_S if label is None else _LOOK_FOR_S
+    offers = asyncio.run(find(within_s=within_s, ip=bind_ip, label=label))
     named = [each for each in offers if label in (None, each.label)]
     if not named:
         others = f"; there is {', '.join(repr(each.label) for each in offers)}" if offers else ""
@@ -110,9 +129,7 @@ async def _found(label: str | None, bind_ip: str | None) -> FoundMesh:
         return named[0]
     for number, each in enumerate(named, 1):
         click.echo(f"{number}. {each.label} ({', '.join(each.address.direct)})")
-    number = await asyncio.to_thread(
-        click.prompt, "Which one", type=click.IntRange(1, len(named)), default=None
-    )
+    number = click.prompt("Which one", type=click.IntRange(1, len(named)), default=None)
     return named[number - 1]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from zeroconf import ServiceStateChange
 
 from mesh_llm.cli import pair as command
-from mesh_llm.errors import JoinRefused, MeshError
+from mesh_llm.config import NodeConfig
+from mesh_llm.errors import JoinRefused, MeshError, UsageError
 from mesh_llm.pairing import announcement
 from mesh_llm.pairing.announcement import FOUND_LIMIT, LABEL_CHARS, SERVICE, FoundMesh, fit_label, read
 from mesh_llm.pairing.exchange import CODE_DIGITS, new_code, shown, typed
@@ -183,3 +185,37 @@ def test_three_codes_may_be_typed(joins: Callable[..., Any], capsys: pytest.Capt
     assert "a code has 6 digits" in told
     with pytest.raises(JoinRefused, match="the code is wrong"):
         joins("Home", found=["Home"], typed=["000000"] * 3)
+
+
+def test_a_node_keeps_the_secrets_that_it_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are read once: a second time the variables are gone, and so is a pipe's content."""
+    started: list[NodeConfig] = []
+    monkeypatch.setattr(command, "_paired", lambda *_: "mesh1-token")
+    monkeypatch.setattr(command, "run_with_options", lambda config, _: started.append(config))
+    monkeypatch.setenv("MESH_LLM_API_KEY", "a-key")
+    monkeypatch.setenv("MESH_LLM_RELAY_TOKEN", "a-relay-token")
+
+    options = ["--home", str(tmp_path), "--api-key", "$MESH_LLM_API_KEY"]
+    command.join.main(["Home", *options], standalone_mode=False)
+
+    (config,) = started
+    assert (config.join, config.api_key, config.relay_token) == ("mesh1-token", "a-key", "a-relay-token")
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "why"),
+    [
+        (["--new-mesh"], {}, "--join and --new-mesh cannot be used together"),
+        ([], {"MESH_LLM_JOIN": "mesh1-token"}, "mesh-llm join finds a mesh by itself"),
+        (["--api-key", "-"], {}, "--api-key - and the code cannot both be read from standard input"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_code_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], variables: dict[str, str], why: str
+) -> None:
+    monkeypatch.setattr(command, "_paired", lambda *_: pytest.fail("it looks for a mesh"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(UsageError, match=why):
+        command.join.main(["--home", str(tmp_path), *options], standalone_mode=False)

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -86,13 +87,23 @@ def join(mesh: str | None, **options: Any) -> None:
     """
     if options["join"] is not None:
         raise UsageError("mesh-llm join finds a mesh by itself", hint="leave out join, or --join")
-    token = mesh if mesh is not None and mesh.startswith(PREFIX) else None
-    if token is None:
-        # What is wrong with the other options is said before anybody walks to another machine.
-        config = node_config(options)
-        token = _paired(mesh, config.name or socket.gethostname(), config.bind_ip)
-    options["join"] = token
-    run_with_options(node_config(options), options)
+    if mesh is not None and mesh.startswith(PREFIX):
+        options["join"] = mesh
+        run_with_options(node_config(options), options)
+        return
+    if options["api_key"] == "-":
+        raise UsageError(
+            "--api-key - and the code cannot both be read from standard input",
+            hint="--api-key @FILE, or set MESH_LLM_API_KEY",
+        )
+    # Once: secrets of the environment are taken out of it. And what is wrong with the options is said
+    # before anybody walks to another machine.
+    config = node_config(options)
+    if config.join is not None:
+        raise UsageError("mesh-llm join finds a mesh by itself", hint="unset MESH_LLM_JOIN")
+    replace(config, join=PREFIX)
+    token = _paired(mesh, config.name or socket.gethostname(), config.bind_ip)
+    run_with_options(replace(config, join=token), options)
 
 
 def _paired(label: str | None, name: str, bind_ip: str | None) -> str:

@@ -33,19 +33,29 @@ def environments(running: Running) -> str:
     return "\n".join(found)
 
 
+def until_hidden(text: str, running: Running) -> None:
+    running.until(
+        lambda: (shown := str(running.command_lines())) != "{}" and text not in shown, what="it is hidden"
+    )
+
+
 def test_secrets_are_on_no_command_line_and_in_no_childs_environment(nodes: Lab) -> None:
     one = nodes.create("one", f"--api-key={KEY}", env={"MESH_LLM_RELAY_TOKEN": RELAY_TOKEN})
     token = one.token()
     two = nodes.start("two", "--join", token, "--api-key", KEY)
-    two.until(lambda: two.command_lines() and token not in str(two.command_lines()), what="it is hidden")
-    two.until_ready()
+    three = nodes.start("three", token, program=(*MESH_LLM, "join"))
+    for node in (two, three):
+        until_hidden(token, node)
+        node.until_ready()
 
     assert one.descendants()
-    for node in (one, two):
+    for node in (one, two, three):
         for text in (token, KEY, RELAY_TOKEN):
             assert text not in str(node.command_lines())
             assert text not in environments(node)
     assert "--join $MESH_LLM_JOIN" in " ".join(psutil.Process(two.pid).cmdline())
+    assert "$MESH_LLM_JOIN" in psutil.Process(three.pid).cmdline()
+    three.until_nodes("one", "three", "two")
 
 
 def test_a_relay_hides_its_token() -> None:

@@ -10,11 +10,33 @@ import pytest
 from mesh_llm.cli import secret
 from mesh_llm.engine.process import WITHHELD
 from mesh_llm.errors import UsageError
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.invite import Invite, encode
+from mesh_llm.types import Address, MeshId
+
+INVITER = Identity.from_secret(bytes(range(32)))
+INVITE = Invite(
+    id="00112233445566ff",
+    mesh=MeshId(INVITER.id),
+    secret=bytes(16),
+    inviter=INVITER.id,
+    address=Address(direct=()),
+)
+TOKEN = encode(INVITE, INVITER)
+"""As short as one can be."""
 
 
 @pytest.mark.parametrize(
     ("given", "shown", "secrets"),
     [
+        *(
+            (
+                ["join", *before, TOKEN, *after],
+                ["join", *before, "$MESH_LLM_JOIN", *after],
+                {"MESH_LLM_JOIN": TOKEN},
+            )
+            for before, after in (([], ["--port", "0"]), (["--plain"], []), (["--name", "x", "--"], []))
+        ),
         (
             ["--join", "T", "--port", "0"],
             ["--join", "$MESH_LLM_JOIN", "--port", "0"],
@@ -52,6 +74,8 @@ def test_secrets_are_moved_out_of_a_command_line(
         ["--join"],
         ["--", "--join", "T"],
         ["--name", "T"],
+        ["join", "mesh1-attic"],
+        ["join", "--name", "mesh1"],
     ],
 )
 def test_a_command_line_without_secrets_stays_as_it_is(given: list[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from mesh_llm.cli import secret
 from mesh_llm.cli.config_file import Configured
 from mesh_llm.cli.control import call
 from mesh_llm.cli.options import node_config, node_options
@@ -87,7 +88,8 @@ def join(mesh: str | None, **options: Any) -> None:
     """
     if options["join"] is not None:
         raise UsageError("mesh-llm join finds a mesh by itself", hint="leave out join, or --join")
-    if mesh is not None and mesh.startswith(PREFIX):
+    # The variable, where a token was typed: it is hidden there.
+    if mesh is not None and (mesh.startswith(PREFIX) or mesh == f"${secret.VARIABLES['--join']}"):
         options["join"] = mesh
         run_with_options(node_config(options), options)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 import sys
@@ -21,6 +22,8 @@ VARIABLES = {
     "--token": "MESH_LLM_RELAY_TOKEN",
 }
 """Options that take a secret, and the variable that stands for each."""
+TOKEN = re.compile(r"\s*mesh[0-9]{1,4}-.{40,}", re.DOTALL)
+"""An invite token, wherever it stands behind `mesh-llm join`: no name of a mesh is like one."""
 _LIMIT_BYTES = 64 << 10
 """Of what is read: invite tokens have some hundred characters."""
 _STDIN_S = 60.0
@@ -59,14 +62,17 @@ def without_secrets(arguments: Sequence[str]) -> tuple[list[str], Mapping[str, s
         return f"${VARIABLES[option]}"
 
     option = None
-    for number, argument in enumerate(arguments):
+    given = list(arguments)
+    if given[:1] == ["join"]:
+        given = [moved("--join", each) if TOKEN.fullmatch(each) else each for each in given]
+    for number, argument in enumerate(given):
         name, equals, value = argument.partition("=")
         if option is not None:
             shown.append(moved(option, argument))
             option = None
         # Of `service install --`, what follows are a node's options again.
         elif argument == "--" and shown[:2] != ["service", "install"]:
-            return [*shown, *arguments[number:]], secrets
+            return [*shown, *given[number:]], secrets
         elif name in VARIABLES and equals:
             shown.append(f"{name}={moved(name, value)}")
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -268,6 +269,31 @@ def test_a_reader_that_leaves_is_no_mistake(smollm2: Path) -> None:
     writer.wait(60)
 
     assert b"Traceback" not in words
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("verb", ["--help", "--version", "keys list --json", "engine info", "models --json"])
+def test_output_that_cannot_be_written(home: Path, verb: str) -> None:
+    """Also what only the end of Python would write, and where a reader has left before it."""
+    argv = [*MESH_LLM, *verb.split()]
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    variables |= {"MESH_LLM_HOME": str(home), "MESH_LLM_MODELS": str(home)}
+
+    with Path("/dev/full").open("w") as full:
+        lost = subprocess.run(
+            argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=variables
+        )
+    ours, theirs = os.pipe()
+    os.close(ours)
+    left = subprocess.run(argv, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False, env=variables)
+    os.close(theirs)
+
+    assert lost.stderr == (
+        "Error: standard output: No space left on device\n"
+        "Hint: make room (df -h shows where), then try again\n"
+    )
+    assert lost.returncode == 1
+    assert (left.returncode, left.stderr) == (1, "")
 
 
 def test_a_verb_of_verbs_alone_lists_them() -> None:

@@ -23,10 +23,10 @@ def main() -> None:
 def _show(text: str) -> NoReturn:
     try:
         print(text, end="", flush=True)
-    except BrokenPipeError:
-        # The reader of our output went away: nobody is left to tell.
-        sys.stderr.close()
-        sys.exit(1)
+    except OSError as error:
+        from mesh_llm.cli.main import end_with, flushed
+
+        end_with(1, flushed() or error)
     sys.exit()
 
 

@@ -7,10 +7,11 @@ quick.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -203,17 +204,44 @@ def main() -> None:
         status = 2
     except (click.Abort, KeyboardInterrupt):
         status = 130
-    except BrokenPipeError:
-        # The reader of our output went away (`mesh-llm status | head`): nobody is left to tell.
-        sys.stderr.close()
-        status = 1
     except OSError as error:
         # A full disk, a folder that may not be written to: the person's to mend, and no mistake of ours.
         if debug:
             _print_traceback()
-        what = f"{error.filename}: " if error.filename else ""
-        print(f"Error: {what}{error.strerror or error}", file=sys.stderr)
-        if mend := _MENDS.get(error.errno or 0):
-            print(f"Hint: {mend}", file=sys.stderr)
-        status = 1
-    sys.exit(status if isinstance(status, int) else 0)
+        # One of standard output comes again when it is flushed, and is told then.
+        if (of_output := flushed()) is None and not isinstance(error, BrokenPipeError):
+            _print_os_error(error, what=error.filename)
+        end_with(1, of_output)
+    except SystemExit as error:
+        status = error.code
+    end_with(status if isinstance(status, int) else 0, flushed())
+
+
+def _print_os_error(error: OSError, *, what: str | None) -> None:
+    print(f"Error: {f'{what}: ' if what else ''}{error.strerror or error}", file=sys.stderr)
+    if mend := _MENDS.get(error.errno or 0):
+        print(f"Hint: {mend}", file=sys.stderr)
+
+
+def flushed() -> OSError | None:
+    """Why standard output cannot be written. At the end of Python it would be too late to say so."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # What could not be written stays in a buffer, and is tried again at the end: it goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return error
+    return None
+
+
+def end_with(status: int, of_output: OSError | None) -> NoReturn:
+    """End the program; `of_output`: why not all that it said could be written."""
+    if of_output is None:
+        sys.exit(status)
+    # Where the reader of our output went away (`mesh-llm status | head`), nobody is left to tell.
+    if not isinstance(of_output, BrokenPipeError):
+        _print_os_error(of_output, what="standard output")
+    sys.exit(status or 1)

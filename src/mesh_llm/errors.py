@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class MeshError(Exception):
     """An expected failure: one sentence, perhaps a hint, never a traceback."""
@@ -12,6 +14,19 @@ class MeshError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+_ROOM = "make room (df -h shows where), then try again"
+_ELSEWHERE = "name other folders in MESH_LLM_HOME, MESH_LLM_CACHE or MESH_LLM_MODELS"
+_MENDS = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EROFS: _ELSEWHERE, errno.EACCES: _ELSEWHERE}
+
+
+def of_system(error: OSError, *, what: str | None = None) -> MeshError:
+    """What the system refused: a full disk, a folder that may not be written to. The person's to mend."""
+    named = what or error.filename
+    return MeshError(
+        f"{f'{named}: ' if named else ''}{error.strerror or error}", hint=_MENDS.get(error.errno or 0)
+    )
 
 
 class UsageError(MeshError):

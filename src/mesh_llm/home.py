@@ -16,7 +16,7 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -290,6 +290,14 @@ class Home:
     def write_secret(self, secret: bytes) -> None:
         write_private(self.path / "identity", secret.hex())
 
+    def begin_anew(self, secret: bytes, document: dict[str, Any]) -> None:
+        """In another mesh, with another key; on a full disk all stays as it is.
+
+        The record goes first: a home is never left with the key of one mesh and the record of another.
+        """
+        texts = {self.path / "identity": secret.hex(), self.mesh_file: json.dumps(document)}
+        write_whole(texts, mode=0o600, before=self.forget_mesh)
+
 
 def _check_writable(folder: Path) -> None:
     """One of an earlier run may lie on a disk that is read-only by now."""
@@ -303,13 +311,42 @@ def _check_writable(folder: Path) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Whole or not at all, and never readable by others, not even for a moment."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    write_whole({path: text}, mode=0o600)
+
+
+def write_whole(
+    texts: Mapping[Path, str], *, mode: int = 0o666, before: Callable[[], None] = lambda: None
+) -> None:
+    """All of these files or none, as far as a full disk goes: room is taken before any of them is changed.
+
+    `before`: what is to happen between that and the first change.
+    """
+    scratches: dict[Path, Path] = {}
+    try:
+        for path, text in texts.items():
+            scratch = path.with_name(f".{path.name}.{os.getpid()}")
+            scratches[scratch] = path
+            _write(scratch, text, mode=mode, named=path)
+        before()
+        for scratch, path in scratches.items():
+            scratch.replace(path)
+    except BaseException:
+        for scratch in scratches:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+        raise
+
+
+def _write(scratch: Path, text: str, *, mode: int, named: Path) -> None:
+    try:
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        # The system does not say which file had no room, and a scratch file's name means nothing to anybody.
+        raise OSError(error.errno, error.strerror, str(named)) from error
 
 
 def _holder(descriptor: int) -> str:

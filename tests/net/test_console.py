@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -43,6 +44,8 @@ class FakeManaged:
     revoked: list[str] = field(default_factory=list)
     promoted: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    fault: Exception | None = None
+    """What goes wrong where a key is to be added."""
 
     async def status(self) -> dict[str, Any]:
         self.looks += 1
@@ -94,6 +97,8 @@ class FakeManaged:
         return {"keys": []}
 
     def add_key(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if self.fault is not None:
+            raise self.fault
         return asked
 
     def revoke_key(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -350,6 +355,17 @@ async def test_calls_that_make_no_sense(console: Bench, body: str, sentence: str
     answer = await console.ask("POST", "/api/invite", data=body, X_Mesh_LLM_Page=str(console.token))
     assert (answer.status, (await answer.json())["error"]) == (400, sentence)
     assert console.node.invited == []
+
+
+async def test_a_full_disk_is_told_in_a_sentence(console: Bench) -> None:
+    console.node.fault = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/me/keys.json")
+    assert await console.call("/api/add-key", {"name": "guest"}) == (
+        409,
+        {
+            "error": "/home/me/keys.json: No space left on device",
+            "hint": "make room (df -h shows where), then try again",
+        },
+    )
 
 
 async def test_agents_are_told_what_to_type(console: Bench) -> None:

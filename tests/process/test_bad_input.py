@@ -334,12 +334,12 @@ def test_a_home_that_cannot_be(home: Path, tiny_model: Path) -> None:
     assert ended.stderr.startswith(f"Error: cannot create {home}/file")
 
 
-def on_disk(home: Path, disk: str, *arguments: str | Path) -> Ended:
+def on_disk(home: Path, disk: str, *arguments: str | Path, verb: tuple[str, ...] = ()) -> Ended:
     """`mesh-llm ARGUMENTS` where a disk of its own lies at `home`, prepared by the commands of `disk`."""
     if (reason := cannot_mount()) is not None:
         pytest.skip(reason)
     script = f'set -e; cd {home}; {disk}; cd /; exec "$@"'
-    argv = ["unshare", "-rm", "sh", "-c", script, "sh", *MESH_LLM, "--home", home, *arguments]
+    argv = ["unshare", "-rm", "sh", "-c", script, "sh", *MESH_LLM, *verb, "--home", home, *arguments]
     with Running(argv) as running:
         ended = running.wait()
     assert "Traceback" not in ended.stderr
@@ -374,6 +374,22 @@ def test_a_disk_that_is_full(home: Path, tiny_model: Path) -> None:
         "No space left on device\nHint: make room (df -h shows where), then try again\n"
     )
     assert ended.stderr.startswith("Error: ")
+
+
+def test_a_disk_that_is_full_keeps_what_a_command_would_change(home: Path) -> None:
+    earlier = '{"keys": []}'
+    keys = f"printf '{earlier}' > {home}/keys.json; touch keys.lock; cat /dev/zero > fill 2>/dev/null || true"
+    disk = f"mount -t tmpfs -o size=16k tmpfs {home}; cd {home}; {keys}"
+    seen = 'cd "$0"; "$@" || status=$?; cat keys.json; ls -A; exit $status'
+
+    ended = on_disk(home, f"{disk}; set -- sh -c '{seen}' {home} \"$@\"", verb=("keys", "add", "guest"))
+
+    assert ended.status == 1
+    assert ended.stdout == f"{earlier}fill\nkeys.json\nkeys.lock\n"
+    assert ended.stderr == (
+        f"Error: {home}/keys.json: No space left on device\n"
+        "Hint: make room (df -h shows where), then try again\n"
+    )
 
 
 @pytest.mark.parametrize("version", ["3.6", "3.10"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from mesh_llm.errors import HomeInUse, MeshError
-from mesh_llm.home import Home, cache_folder, default_home, link_door, models_folder, noted_homes
+from mesh_llm.home import (
+    Home,
+    cache_folder,
+    default_home,
+    link_door,
+    models_folder,
+    noted_homes,
+    write_private,
+)
 from mesh_llm.transport.identity import Identity
 from mesh_llm.types import NodeId
 
@@ -242,3 +251,65 @@ def test_no_folder_at_all(home: Path, shared: Path, monkeypatch: pytest.MonkeyPa
 
     assert caught.value.message == f"{shared} would hold sockets, but it is not a private folder of yours"
     assert caught.value.hint == "remove it, or name a folder of your own in TMPDIR"
+
+
+# -- a full disk --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """The disk is full from the nth file on."""
+
+    def fill(after: int) -> None:
+        fine = iter(range(after))
+
+        def fsync(_: int) -> None:
+            if next(fine, None) is None:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    return fill
+
+
+def contents(home: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in home.iterdir()}
+
+
+def test_a_full_disk_costs_no_file_and_leaves_nothing(home: Path, full: Callable[[int], None]) -> None:
+    file = home / "keys.json"
+    write_private(file, "earlier")
+    full(0)
+
+    with pytest.raises(OSError, match="No space left on device") as refused:
+        write_private(file, "later")
+
+    assert refused.value.filename == str(file)
+    assert contents(home) == {"keys.json": "earlier"}
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_home_keeps_its_mesh_where_another_one_has_no_room(
+    home: Path, full: Callable[[int], None], written: int
+) -> None:
+    place = Home(home)
+    secret = place.secret()
+    place.write_mesh({"mesh": "earlier"})
+    before = contents(home)
+    full(written)
+
+    with pytest.raises(OSError, match="No space left on device"):
+        place.begin_anew(bytes(32), {"mesh": "later"})
+
+    assert contents(home) == before
+    assert (place.secret(), place.read_mesh()) == (secret, {"mesh": "earlier"})
+
+
+def test_a_home_begins_anew_with_both_files(home: Path) -> None:
+    place = Home(home)
+    place.write_mesh({"mesh": "earlier"})
+
+    place.begin_anew(bytes(32), {"mesh": "later"})
+
+    assert (place.secret(), place.read_mesh()) == (bytes(32), {"mesh": "later"})
+    assert {path.stat().st_mode & 0o777 for path in home.iterdir()} == {0o600}

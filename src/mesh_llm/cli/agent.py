@@ -237,9 +237,13 @@ def _backed_up(path: Path, named: Path) -> Path:
         except FileExistsError:
             number += 1
             continue
-        with os.fdopen(handle, "wb") as file:
-            file.write(path.read_bytes())
-            os.fchmod(file.fileno(), status.st_mode & 0o7777)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(path.read_bytes())
+                os.fchmod(file.fileno(), status.st_mode & 0o7777)
+        except BaseException:
+            backup.unlink(missing_ok=True)
+            raise
         return backup
 
 

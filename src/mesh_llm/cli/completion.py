@@ -11,6 +11,7 @@ from click.shell_completion import get_completion_class
 from mesh_llm.cli.main import command_group
 from mesh_llm.cli.options import debug_option
 from mesh_llm.errors import UsageError
+from mesh_llm.home import write_whole
 
 SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_MESH_LLM_COMPLETE"
@@ -40,7 +41,7 @@ def install(shell: str | None, debug: bool) -> None:
     chosen = _chosen(shell)
     file = place(chosen)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(script(chosen) + "\n", "utf-8")
+    write_whole({file: script(chosen) + "\n"})
     click.echo(f"Wrote {file}; it counts in new shells")
     if chosen == "zsh":
         click.echo(f"Put this into ~/.zshrc, before compinit: fpath=({file.parent} $fpath)", err=True)

@@ -6,7 +6,6 @@ quick.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from mesh_llm.cli import secret
 from mesh_llm.cli.imports import import_quickly
 from mesh_llm.cli.words import EXPLAINED, OTHER_NAMES, is_model, meant_with, nearest
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import MeshError, of_system
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -174,11 +173,6 @@ def _print_traceback() -> None:
     traceback.print_exc()
 
 
-_ROOM = "make room (df -h shows where), then try again"
-_ELSEWHERE = "name other folders in MESH_LLM_HOME, MESH_LLM_CACHE or MESH_LLM_MODELS"
-_MENDS = {errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EROFS: _ELSEWHERE, errno.EACCES: _ELSEWHERE}
-
-
 def main() -> None:
     """Entry point: every failure becomes one sentence and the right exit code."""
     secret.hide()
@@ -210,17 +204,13 @@ def main() -> None:
             _print_traceback()
         # One of standard output comes again when it is flushed, and is told then.
         if (of_output := flushed()) is None and not isinstance(error, BrokenPipeError):
-            _print_os_error(error, what=error.filename)
+            from mesh_llm.cli.output import print_error
+
+            print_error(of_system(error))
         end_with(1, of_output)
     except SystemExit as error:
         status = error.code
     end_with(status if isinstance(status, int) else 0, flushed())
-
-
-def _print_os_error(error: OSError, *, what: str | None) -> None:
-    print(f"Error: {f'{what}: ' if what else ''}{error.strerror or error}", file=sys.stderr)
-    if mend := _MENDS.get(error.errno or 0):
-        print(f"Hint: {mend}", file=sys.stderr)
 
 
 def flushed() -> OSError | None:
@@ -243,5 +233,7 @@ def end_with(status: int, of_output: OSError | None) -> NoReturn:
         sys.exit(status)
     # Where the reader of our output went away (`mesh-llm status | head`), nobody is left to tell.
     if not isinstance(of_output, BrokenPipeError):
-        _print_os_error(of_output, what="standard output")
+        from mesh_llm.cli.output import print_error
+
+        print_error(of_system(of_output, what="standard output"))
     sys.exit(status or 1)

@@ -12,6 +12,7 @@ import click
 from mesh_llm import __version__
 from mesh_llm.cli.main import command_group
 from mesh_llm.cli.options import debug_option
+from mesh_llm.home import write_whole
 
 _FILES = (
     ("~/.mesh-llm", "state of a node: key, mesh, logs, config.toml (MESH_LLM_HOME)"),
@@ -37,7 +38,7 @@ def man(install: bool, debug: bool) -> None:
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     file = data / "man" / "man1" / "mesh-llm.1"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(page(), "utf-8")
+    write_whole({file: page()})
     click.echo(f"Wrote {file}; man mesh-llm shows it")
 
 

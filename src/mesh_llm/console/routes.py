@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,9 +17,11 @@ from mesh_llm.agents.snippets import snippets
 from mesh_llm.console import qr_code
 from mesh_llm.console.event_feed import BEAT, Crowded, Feed
 from mesh_llm.defaults import CONSOLE_BODY_LIMIT_BYTES
-from mesh_llm.errors import MeshError, UsageError
+from mesh_llm.errors import MeshError, UsageError, of_system
 from mesh_llm.frozen import frozen
 from mesh_llm.types import Role
+
+log = logging.getLogger(__name__)
 
 _HIGHEST_LIFETIME_S = 10 * 366 * 86400.0
 _HIGHEST_USES = 1_000_000
@@ -165,6 +168,11 @@ def _answered(answer: Answer, *, reads_body: bool) -> Callable[[web.Request], Aw
             document = await found if isinstance(found, Awaitable) else found
         except MeshError as error:
             return refusal(400 if isinstance(error, UsageError) else 409, error.message, error.hint)
+        except OSError as error:
+            # A full disk, above all.
+            told = of_system(error)
+            log.warning("not done path=%s cause=%s", request.path, told.message)
+            return refusal(409, told.message, told.hint)
         return web.json_response(document, headers={"Cache-Control": "no-store"})
 
     return respond

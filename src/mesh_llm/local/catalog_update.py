@@ -20,7 +20,7 @@ from mesh_llm.download import hub
 from mesh_llm.download.http import answered, get, host_of, open_session, passing_status, shown
 from mesh_llm.errors import DownloadFailed, ModelError, UsageError
 from mesh_llm.frozen import frozen
-from mesh_llm.home import Home, write_private
+from mesh_llm.home import Home, write_whole
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import CatalogEntry, is_address
 from mesh_llm.transport.identity import Identity, is_node_id, verify
@@ -107,9 +107,9 @@ async def update(
     entries = opened(signed, key, shown(url) if is_address(url) else url)
     new = CatalogSource(url=url, key=key, at=time.time())
     home.path.mkdir(parents=True, exist_ok=True)
-    await asyncio.to_thread(write_private, home.catalog_update_file, signed.decode())
     document = {"from": new.url, "key": new.key, "at": new.at}
-    await asyncio.to_thread(write_private, home.catalog_source_file, json.dumps(document))
+    texts = {home.catalog_update_file: signed.decode(), home.catalog_source_file: json.dumps(document)}
+    await asyncio.to_thread(write_whole, texts, mode=0o600)
     return new, entries
 
 

@@ -331,11 +331,10 @@ class Joining:
         if only_news and document == self._written:
             return
         if self._new_secret is not None:
-            # In this order a home is never left with the key of one mesh and the record of another.
-            self._home.forget_mesh()
-            self._home.write_secret(self._new_secret)
+            self._home.begin_anew(self._new_secret, document)
             self._new_secret = None
-        self._home.write_mesh(document)
+        else:
+            self._home.write_mesh(document)
         self._written = document
 
     def forget(self) -> None:

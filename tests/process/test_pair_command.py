@@ -68,7 +68,8 @@ def ended_by_ctrl_c(screen: Screen) -> None:
     ],
 )
 def test_ctrl_c_ends_join_at_once(home: Path, mesh: str | None, typed: bytes, seen: str) -> None:
-    argv = [sys.executable, "-W", "error", "-c", FOUND, "join", *([mesh] if mesh else []), "--home", home]
+    argv: list[str | Path] = [sys.executable, "-W", "error", "-c", FOUND, "join"]
+    argv += [*([mesh] if mesh else []), "--home", home]
     with Screen(argv) as screen:
         if typed:
             screen.until_seen("Code:")

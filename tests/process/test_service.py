@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import plistlib
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,21 @@ import pytest
 from mesh_llm.cli.service_files import Service, agent_text, environment_text, unit_text
 from mesh_llm.errors import UsageError
 from mesh_llm.home import cache_folder
-from tests.support.command import MESH_LLM, Ended, Running, mesh_llm
+from mesh_llm.transport.identity import Identity
+from mesh_llm.transport.invite import Invite, encode
+from mesh_llm.types import Address, MeshId
+from tests.support.command import MESH_LLM, Ended, Running, mesh_llm, start
 from tests.support.joining import write_model
 
+INVITER = Identity.from_secret(bytes(range(32)))
+INVITE = Invite(
+    id="00112233445566ff",
+    mesh=MeshId(INVITER.id),
+    secret=bytes(16),
+    inviter=INVITER.id,
+    address=Address(direct=("192.0.2.7:4433",)),
+)
+TOKEN = encode(INVITE, INVITER)
 SYSTEMD = Path("/lib/systemd/systemd")
 
 # Runs as the first process of namespaces of its own, where /run and the control groups are empty.
@@ -183,6 +196,45 @@ def test_without_a_session_of_systemd(home: Path, tmp_path: Path) -> None:
     assert ended.status == 1
     assert ended.stderr.startswith("Error: systemctl --user daemon-reload failed: ")
     assert "Hint: log in as this user" in ended.stderr
+
+
+def stand_in(folder: Path) -> dict[str, str]:
+    """A systemctl that notes what it is told, and says that the service runs."""
+    (folder / "bin").mkdir()
+    systemctl = folder / "bin" / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$2" >>{folder}/told\necho ActiveState=active\n')
+    systemctl.chmod(0o755)
+    return {"XDG_CONFIG_HOME": str(folder), "PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_interrupted_install_changes_nothing(
+    home: Path, tmp_path: Path, number: signal.Signals, is_first: bool
+) -> None:
+    env = stand_in(tmp_path)
+    if not is_first:
+        assert install(home, tmp_path, "--api-key", "earlier", env=env).status == 0
+    units = tmp_path / "systemd" / "user"
+    before = {path: path.read_text() for path in [*units.glob("*"), *home.glob("service.env")]}
+    assert len(before) == (0 if is_first else 2)
+    told = tmp_path / "told"
+
+    with start("service", "install", "--", "--home", home, "--join", TOKEN, env=env) as running:
+        running.until(lambda: told.exists() and "restart" in told.read_text(), what="the service is started")
+        running.until(lambda: TOKEN in (home / "service.env").read_text(), what="it waits for the node")
+        running.signal(number)
+        ended = running.wait()
+
+    assert ended.status == 128 + number
+    found = {path: path.read_text() for path in [*units.glob("*"), *home.glob("service.env")]}
+    assert found == before
+    name = Service(home=home).name
+    state = "not installed" if is_first else "as it was"
+    assert ended.stderr.strip() == f"Interrupted: {name} is {state}"
+    orders = told.read_text().split()
+    starts = ["daemon-reload", "reset-failed", "enable", "restart"]
+    assert orders == ([*starts, "disable"] if is_first else ["show", *starts, "disable", *starts])
 
 
 @needs_systemctl

@@ -6,10 +6,11 @@ import asyncio
 import getpass
 import os
 import shutil
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from mesh_llm.cli.service_files import STOP_S, Service, agent_text, environment_
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine.process import Finished, run, spawn
 from mesh_llm.errors import MeshError, UsageError
-from mesh_llm.home import Home, write_private
+from mesh_llm.home import Home, write_private, write_whole
 from mesh_llm.transport import invite
 
 COMMAND_S = 20.0
@@ -203,16 +204,56 @@ def install(no_start: bool, options: tuple[str, ...]) -> None:
     home.create()
     file = manager.file(made)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_private(made.environment_file, environment_text(variables))
-    # In one piece: a manager that reads half a file complains about it.
-    write_private(file, manager.text(made).decode())
-    click.echo(f"Wrote {file}")
-    if no_start:
-        return
-    asyncio.run(_start(manager, made, home, config, variables))
+    before = {path: _text(path) for path in (made.environment_file, file)}
+    ran = before[file] is not None and asyncio.run(_runs(manager, made))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # The terminal is closed, or its connection lost, while the node joins: as by Ctrl-C.
+        signal.signal(signal.SIGHUP, lambda number, _: sys.exit(128 + number))
+    try:
+        texts = {made.environment_file: environment_text(variables), file: manager.text(made).decode()}
+        # In one piece: a manager that reads half a file complains about it.
+        write_whole(texts, mode=0o600)
+        click.echo(f"Wrote {file}")
+        if no_start:
+            return
+        asyncio.run(_start(manager, made, home, config, variables))
+    except (KeyboardInterrupt, SystemExit):
+        asyncio.run(_take_back(manager, made, before, restart=ran))
+        click.echo(
+            f"Interrupted: {made.name} is {'as it was' if before[file] else 'not installed'}", err=True
+        )
+        raise
     click.echo(f"Started {made.name}; mesh-llm service status shows it")
     if not Path("/var/lib/systemd/linger", getpass.getuser()).exists() and sys.platform == "linux":
         click.echo("It ends when you log out. To keep it running: loginctl enable-linger", err=True)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+async def _runs(manager: Manager, made: Service) -> bool:
+    with suppress(MeshError):
+        return (await manager.state(made))["state"] == "active"
+    return False
+
+
+async def _take_back(
+    manager: Manager, made: Service, before: Mapping[Path, str | None], *, restart: bool
+) -> None:
+    """The files as they were before, and the service: its token must not be left for later starts."""
+    try:
+        with suppress(MeshError):
+            await manager.stop(made)
+    finally:
+        for path, text in before.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_private(path, text)
+    if restart:
+        with suppress(MeshError):
+            await manager.start(made)
 
 
 def _specified(arguments: list[str]) -> tuple[Service, NodeConfig, dict[str, str]]:

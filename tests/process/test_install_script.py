@@ -258,6 +258,82 @@ def test_folders_that_were_there_stay(machine: Machine) -> None:
     assert machine.left()[:2] == [".local", ".local/bin"]
 
 
+def test_a_failure_at_the_very_end_leaves_the_old_version_working(machine: Machine) -> None:
+    assert machine.install()[0] == 0
+    machine.pack("2.0")
+    machine.command("cp", f'case $2 in */install.sh*) exit 1;; esac; exec {shutil.which("cp")} "$@"')
+
+    status, said = machine.install()
+
+    assert status == 1
+    assert f"Error: {machine.home}/.local could not be written to\n" in said
+    assert machine.version() == "mesh-llm, version 1.0"
+    assert [path.name for path in machine.installed.parent.iterdir()] == ["mesh-llm"]
+
+
+def test_a_model_whose_sum_cannot_be_written(machine: Machine) -> None:
+    machine.command("sed", f'case $1 in "s|  models"*) exit 1;; esac; exec {shutil.which("sed")} "$@"')
+
+    status, said = machine.install()
+
+    assert status == 1
+    assert f"Error: {machine.home}/.models/tiny.gguf could not be written\nHint: make room" in said
+    assert machine.left() == [".models"]
+
+
+def test_an_interrupt_right_after_the_switch_leaves_it_installed(machine: Machine) -> None:
+    last = f'{shutil.which("mv")} "$@"; case $3 in */bin/mesh-llm) kill -INT $PPID;; esac'
+    machine.command("mv", last)
+
+    status, said = machine.install()
+
+    assert (status, machine.version()) == (130, "mesh-llm, version 1.0"), said
+
+
+def test_a_home_behind_a_symbolic_link(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy that an installation keeps is found by one way, and the home by the other."""
+    by_link = machine.home.with_name("home by link")
+    by_link.symlink_to(machine.home)
+    assert machine.install(HOME=str(by_link))[0] == 0
+    python = by_link / machine.installed.resolve().with_name("python").relative_to(machine.home)
+    services = Services(machine)
+    services.install(monkeypatch, machine.home / ".mesh-llm", python)
+
+    status, said = machine.install(
+        "--uninstall", script=by_link / ".local" / "share" / "mesh-llm" / "install.sh", HOME=str(by_link)
+    )
+
+    assert status == 0, said
+    assert list(services.folder.iterdir()) == []
+    assert not machine.installed.is_symlink()
+
+
+def test_a_prefix_is_the_same_with_a_slash(machine: Machine) -> None:
+    folder = machine.home / "there"
+    assert machine.install("--prefix", f"{folder}/")[0] == 0
+    machine.pack("2.0")
+    status, said = machine.install("--prefix", str(folder))
+    assert status == 0, said
+    status, said = machine.install("--uninstall", "--prefix", f"{folder}/")
+    assert status == 0, said
+    assert machine.left()[:1] == [".models"]
+
+
+def test_a_python_in_a_folder_with_a_space(machine: Machine) -> None:
+    python = machine.bin / "my python3"
+    (machine.bin / "python3").rename(python)
+    status, said = machine.install(PYTHON=str(python))
+    assert status == 0, said
+
+
+def test_folders_to_which_cd_may_go(machine: Machine) -> None:
+    elsewhere = machine.home.with_name("elsewhere")
+    (elsewhere / "bundle").mkdir(parents=True)
+    shutil.copytree(machine.bundle, machine.home / "bundle")
+    status, said = machine.install(script=Path("bundle") / "install.sh", CDPATH=str(elsewhere))
+    assert status == 0, said
+
+
 # -- bad input --------------------------------------------------------------------------------------
 
 
@@ -283,6 +359,12 @@ def test_a_damaged_file(machine: Machine) -> None:
     assert refused(machine) == f"the bundle is not whole: wheels/{wheel.name} is missing"
     (machine.bundle / "SHA256SUMS").unlink()
     assert refused(machine) == f"{machine.bundle} is not a whole bundle"
+
+
+@pytest.mark.parametrize("name", ["wheels/aiohttp-99-py3-none-any.whl", "models/other.gguf"])
+def test_a_file_that_another_bundle_left(machine: Machine, name: str) -> None:
+    (machine.bundle / name).touch()
+    assert refused(machine) == f"the bundle is not whole: {name} is no part of it"
 
 
 def test_no_space(machine: Machine) -> None:

@@ -13,8 +13,10 @@ set -eu
 
 # A package found on PYTHONPATH would look installed to pip.
 unset PYTHONPATH PYTHONHOME
+# With it, `cd` may go elsewhere, and say so.
+unset CDPATH
 
-here=$(cd "$(dirname "$0")" && pwd -P)
+here=$(cd -- "$(dirname -- "$0")" && pwd -P)
 prefix=$HOME/.local
 action=install
 purge=no
@@ -57,16 +59,31 @@ case $prefix in
     /*) ;;
     *) prefix=$(pwd)/$prefix ;;
 esac
+# `--prefix DIR/` is DIR, the next time as well.
+while [ "$prefix" != "${prefix%/}" ]; do prefix=${prefix%/}; done
 share=$prefix/share/mesh-llm
 link=$prefix/bin/mesh-llm
 models=${MESH_LLM_MODELS:-$HOME/.models}
 
+# The folder of all versions, as the command spells it: a home may be reached by a symbolic link, too.
+linked_share() {
+    target=$(readlink "$link" 2>/dev/null) || return 0
+    case $target in
+        */share/mesh-llm/*/bin/mesh-llm) ;;
+        *) return 0 ;;
+    esac
+    spelt=${target%/*/bin/mesh-llm}
+    if [ "$spelt" = "$share" ] || [ "$(cd "$spelt" 2>/dev/null && pwd -P)" = "$(cd "$share" 2>/dev/null && pwd -P)" ]; then
+        printf '%s\n' "$spelt"
+    fi
+}
+
 # Where the command leads now; empty where it is not ours.
 linked() {
-    target=$(readlink "$link" 2>/dev/null) || target=''
-    case $target in
-        "$share"/*) echo "$target" ;;
-    esac
+    spelt=$(linked_share)
+    [ -n "$spelt" ] || return 0
+    target=$(readlink "$link")
+    printf '%s\n' "$share${target#"$spelt"}"
 }
 
 # --- uninstall -----------------------------------------------------------------------------------
@@ -88,7 +105,7 @@ remove_made_folders() {
 # Those of this very installation, one for each home: they would start what is no longer there.
 uninstall_services() {
     for unit in "${XDG_CONFIG_HOME:-$HOME/.config}"/systemd/user/mesh-llm*.service; do
-        if grep -Fqs -e "$share/" -e "$link" "$unit"; then
+        if grep -Fqs -e "$share/" -e "$(linked_share)/" -e "$link" "$unit"; then
             home=$(sed -n 's/^Description=mesh-llm node on //p' "$unit")
             # Where systemd cannot be asked, as over sudo, its file is all that can be removed.
             "$link" service uninstall --home "$home" >/dev/null 2>&1 || rm -f "$unit"
@@ -166,7 +183,12 @@ print(name, "fits" if fits else "unfit", parts, libc)
 find_python() {
     pythons=$(value pythons)
     python='' unfit='' bare=''
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.14 python3.11}; do
+    if [ -n "${PYTHON:-}" ]; then
+        set -- "$PYTHON"
+    else
+        set -- python3 python3.13 python3.12 python3.14 python3.11
+    fi
+    for candidate; do
         # Version managers put commands on the PATH that only say "not installed".
         answer=$("$candidate" -c "$PROBE" "$pythons" 2>/dev/null) || continue
         case $answer in
@@ -196,12 +218,14 @@ check_libc() {
     esac
 }
 
-# Also finds files that are missing; what is here besides is not used.
+# Also finds files that are missing, and those that another bundle left in this folder: pip would take the newest of all.
 SUMS='
 import hashlib, os, sys
 here = sys.argv[1]
+names = set()
 for line in open(os.path.join(here, "SHA256SUMS"), encoding="utf-8"):
     wanted, name = line.rstrip("\n").split("  ", 1)
+    names.add(name)
     found = hashlib.sha256()
     try:
         with open(os.path.join(here, name), "rb") as file:
@@ -211,6 +235,11 @@ for line in open(os.path.join(here, "SHA256SUMS"), encoding="utf-8"):
         sys.exit(name + " is missing")
     if found.hexdigest() != wanted:
         sys.exit(name + " is damaged")
+for folder in "wheels", "models":
+    path = os.path.join(here, folder)
+    for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
+        if folder + "/" + name not in names:
+            sys.exit(folder + "/" + name + " is no part of it")
 '
 
 check_sums() {
@@ -262,7 +291,9 @@ prepare() {
     remove_all_but "$(dirname "$(dirname "${before:-$share/none/bin/none}")")"
     new=$(mktemp -d "$share/$version.XXXXXX")
     trap give_up EXIT
-    trap 'exit 130' INT TERM HUP
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
     # mktemp makes it for one user alone; a prefix may be for all.
     chmod 755 "$new"
 }
@@ -276,8 +307,9 @@ remove_all_but() {
 }
 
 give_up() {
-    [ -n "$new" ] || return 0
-    rm -rf "$new" "$part"
+    # Interrupted right after the switch: it is installed.
+    { [ -n "$new" ] && [ "$(linked)" != "$new/bin/mesh-llm" ]; } || return 0
+    rm -rf "$new" "$part" "$link.$$" "$share/install.sh.$$"
     if [ -z "$before" ]; then
         made=$(cat "$share/made-folders")
         rm -rf "$share"
@@ -306,25 +338,33 @@ install_packages() {
         "read the lines above; another Python may do: PYTHON=python3.12 sh install.sh"
 }
 
+# Before the model has its name: by this file, uninstalling knows that it was brought.
+write_sum() {
+    grep "  models/${1##*/}\$" "$here/SHA256SUMS" | sed 's|  models/|  |' >"$1.sha256"
+}
+
 install_models() {
     for model in "$here"/models/*; do
         [ -e "$model" ] || continue
         target=$models/${model##*/}
         if [ ! -e "$target" ]; then
             part=$target.part
-            if ! { mkdir -p "$models" && cp "$model" "$part" && mv "$part" "$target"; } 2>/dev/null; then
+            if ! { mkdir -p "$models" && cp "$model" "$part" && write_sum "$target" && mv "$part" "$target"; } 2>/dev/null; then
+                rm -f "$target.sha256"
                 fail "$target could not be written" "make room, or name another folder: MESH_LLM_MODELS=DIR sh install.sh"
             fi
-            grep "  models/${model##*/}\$" "$here/SHA256SUMS" | sed 's|  models/|  |' >"$target.sha256"
         fi
     done
 }
 
 # A rename: there is no moment without a command.
 switch() {
-    ln -s "$new/bin/mesh-llm" "$link.$$"
+    # What may fail, on a full disk, comes before it.
+    if ! { cp "$here/install.sh" "$share/install.sh.$$" && ln -s "$new/bin/mesh-llm" "$link.$$"; } 2>/dev/null; then
+        fail "$prefix could not be written to" "make room (df -h shows where), then run this again"
+    fi
+    mv -f "$share/install.sh.$$" "$share/install.sh"
     mv -f "$link.$$" "$link"
-    cp "$here/install.sh" "$share/install.sh"
     new=''
 }
 

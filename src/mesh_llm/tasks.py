@@ -30,6 +30,29 @@ async def meanwhile(work: Coroutine[None, None, T], name: str) -> AsyncIterator[
         await cancelled(task)
 
 
+class NotWanted(Exception):
+    """Work was given up: nobody wants what it would have brought."""
+
+
+async def while_wanted(
+    work: Coroutine[None, None, T], name: str, *, wake: asyncio.Event, is_wanted: Callable[[], bool]
+) -> T:
+    """The result of work, which is given up with `NotWanted` as soon as that is so: asked at each `wake`.
+
+    `wake` is set again then: whoever waits for it has something to look at.
+    """
+    async with meanwhile(work, name) as task:
+        while True:
+            async with meanwhile(wake.wait(), f"change during {name}") as woken:
+                await asyncio.wait((task, woken), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            wake.clear()
+            if not is_wanted():
+                wake.set()
+                raise NotWanted(name)
+
+
 async def each_in_turn(*steps: Callable[[], Awaitable[None]]) -> None:
     """One after the other, also where one fails or is cancelled; that is raised at the end."""
     async with AsyncExitStack() as stack:

@@ -18,10 +18,11 @@ from mesh_llm.errors import DownloadFailed, MeshError, ModelError
 from mesh_llm.local import model_files as shelving
 from mesh_llm.local.model_files import ModelFiles as RealShelf
 from mesh_llm.membership.member import Member, Standing
-from mesh_llm.mesh_settings import MeshSettings, ModelSettings
+from mesh_llm.mesh_settings import MeshSettings, ModelSettings, SideFile, as_one
 from mesh_llm.models.catalog import CatalogEntry
 from mesh_llm.models.layer_ranges import Share
 from mesh_llm.node import model_supply as supplying
+from mesh_llm.node import side_file_supply
 from mesh_llm.node.model_offers import ModelOffers
 from mesh_llm.node.model_supply import ModelSupply
 from mesh_llm.node.peer_sources import PeerSources
@@ -29,6 +30,7 @@ from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.manifest import FilePieces, Manifest
 from mesh_llm.peer_fetch.model_fetch import Wanted
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
+from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event, Fingerprint, ModelFacts, NodeFacts, NodeId, Role
 from tests.support import planning
 
@@ -375,6 +377,131 @@ async def test_members_hear_at_once_that_it_is_no_longer_given(
     await asyncio.gather(following, return_exceptions=True)
 
     assert disk.published == [NOTHING]
+
+
+class SlowFetch:
+    """In place of `ModelSupply.bring`: never ends by itself."""
+
+    def __init__(self, entry: Joining) -> None:
+        self._entry = entry
+        self.wanted: list[Fingerprint] = []
+        self.given_up: list[Fingerprint] = []
+
+    async def __call__(self, given: ModelFacts | None) -> ModelFacts | None:
+        fingerprint = self._entry.settings.fingerprint
+        self.wanted.append(fingerprint)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.given_up.append(fingerprint)
+            raise
+        return None
+
+    async def until(self, *wanted: Fingerprint) -> None:
+        async with asyncio.timeout(30):
+            while self.wanted != list(wanted):
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_another_default_is_brought_at_once_and_the_first_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """At the start, too."""
+    disk = Disk(tmp_path, monkeypatch)
+    slow, one, two = SlowFetch(disk.entry), Fingerprint("one"), Fingerprint("two")
+    monkeypatch.setattr(disk.model_supply, "bring", slow)
+    disk.entry.settings = planning.settings(fingerprint=one)
+    supply = disk.model_supply
+    following = asyncio.create_task(supply.bring_first(None) if first else supply.follow(lambda: None))
+    supply.wake()
+    await slow.until(one)
+    disk.entry.settings = planning.settings(fingerprint=two)
+    supply.wake()
+    await slow.until(one, two)
+
+    assert slow.given_up == [one]
+    await cancelled(following)
+    assert slow.given_up == [one, two]
+
+
+async def test_what_is_still_wanted_is_fetched_on_and_other_changes_are_told_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    await disk.model_files.find(disk.entry.settings)
+    slow, one = SlowFetch(disk.entry), Fingerprint("one")
+    monkeypatch.setattr(disk.model_supply, "bring", slow)
+    beside = as_one(planning.settings(fingerprint=OURS))
+    disk.entry.settings = planning.settings(fingerprint=one, others=(beside,))
+    following = asyncio.create_task(disk.model_supply.follow(lambda: None))
+    disk.model_supply.wake()
+    await slow.until(one)
+    assert len(disk.published[-1]["models"]) == 1
+    disk.entry.settings = planning.settings(fingerprint=one, version=2)
+    disk.model_supply.wake()
+    async with asyncio.timeout(30):
+        while disk.published[-1] != NOTHING:
+            await asyncio.sleep(0.01)
+    await cancelled(following)
+
+    assert slow.wanted == [one]
+
+
+async def test_a_default_that_is_here_ends_the_fetch_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    await disk.model_files.find(disk.entry.settings)
+    slow, one = SlowFetch(disk.entry), Fingerprint("one")
+    monkeypatch.setattr(disk.model_supply, "bring", slow)
+    disk.entry.settings = planning.settings(fingerprint=one)
+    changed = asyncio.Event()
+    following = asyncio.create_task(disk.model_supply.follow(changed.set))
+    disk.model_supply.wake()
+    await slow.until(one)
+    disk.entry.settings = planning.settings(fingerprint=OURS)
+    disk.model_supply.wake()
+    async with asyncio.timeout(30):
+        await changed.wait()
+    await cancelled(following)
+
+    assert (slow.wanted, slow.given_up) == ([one], [one])
+
+
+async def test_an_adapter_that_is_no_longer_wanted_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    supply = disk.model_supply.side_file_supply
+    one, two = (SideFile(name=name, size_bytes=1, digest=name) for name in ("one", "two"))
+    wanted, begun, given_up = [one], list[SideFile](), list[SideFile]()
+
+    async def bring(file: SideFile) -> None:
+        begun.append(file)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.append(file)
+
+    monkeypatch.setattr(supply, "_bring", bring)
+    monkeypatch.setattr(supply, "wanted", lambda: tuple(wanted))
+
+    async def find() -> None: ...
+
+    monkeypatch.setattr(supply, "find", find)
+    monkeypatch.setattr(side_file_supply, "LOOK_S", 0.01)
+    following = asyncio.create_task(supply.follow(lambda: None))
+    async with asyncio.timeout(30):
+        while not begun:
+            await asyncio.sleep(0.01)
+        wanted[:] = [two]
+        supply.wake()
+        while begun != [one, two]:
+            await asyncio.sleep(0.01)
+    await cancelled(following)
+
+    assert given_up == [one, two]
 
 
 async def test_a_creator_that_has_not_settled_gives_nothing_but_what_it_serves(

@@ -31,6 +31,7 @@ from mesh_llm.node.peer_sources import PeerSources
 from mesh_llm.node.side_file_supply import SideFileSupply
 from mesh_llm.peer_fetch.model_fetch import fetch
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.tasks import NotWanted, while_wanted
 from mesh_llm.types import (
     Event,
     EventSink,
@@ -147,7 +148,9 @@ class ModelSupply:
     async def bring_first(self, given: ModelFacts | None) -> ModelFacts | None:
         """The same, at the start: one who joined is a member, even while there is nobody to fetch it from."""
         try:
-            model = await self.bring(given)
+            model = await self._bring_while_wanted(given)
+        except NotWanted:
+            return await self.bring_first(given)
         except DownloadFailed as error:
             if self._joining.sets_plan:
                 raise
@@ -155,6 +158,22 @@ class ModelSupply:
             return None
         self._on_model(model)
         return model
+
+    async def _bring_while_wanted(
+        self, given: ModelFacts | None, on_wake: Callable[[], None] = lambda: None
+    ) -> ModelFacts | None:
+        """Raises `NotWanted` as soon as the settings name another model; what has come is kept."""
+        settings = self._settings()
+        if settings is None:
+            return await self.bring(given)
+        wanted = settings.fingerprint
+
+        def is_wanted() -> bool:
+            on_wake()
+            now = self._settings()
+            return now is not None and now.fingerprint == wanted
+
+        return await while_wanted(self.bring(given), "fetch of a model", wake=self._wake, is_wanted=is_wanted)
 
     async def settle(self, model: ModelFacts | None) -> None:
         """The mesh's settings, with the draft that its creator has for its default model."""
@@ -201,7 +220,10 @@ class ModelSupply:
             if wanted is None or wanted.fingerprint == refused:
                 continue
             try:
-                model = await self.bring(None)
+                model = await self._bring_while_wanted(None, on_wake=self._offers.tell)
+            except NotWanted:
+                on_change()
+                continue
             except MeshError as error:
                 pause_s = FOLLOW_RETRY_S
                 log.warning("no model yet alias=%s: %s", wanted.alias, error.message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
@@ -15,6 +16,7 @@ from mesh_llm.local.side_files import SideFiles
 from mesh_llm.mesh_settings import ModelSettings, SideFile
 from mesh_llm.peer_fetch.model_fetch import Sources, Wanted, fetch
 from mesh_llm.peer_fetch.piece_hashes import PieceHashes
+from mesh_llm.tasks import NotWanted, while_wanted
 from mesh_llm.types import Event, EventSink, Fingerprint, ProgressSink
 
 RETRY_S = 10.0
@@ -69,7 +71,14 @@ class SideFileSupply:
         while True:
             await self.find()
             for file in self._missing():
-                await self._bring(file)
+                # What has come of one that is given up is kept.
+                with suppress(NotWanted):
+                    await while_wanted(
+                        self._bring(file),
+                        f"fetch of {file.name}",
+                        wake=self._wake,
+                        is_wanted=partial(self._is_wanted, file),
+                    )
             if held != (held := [self._files.path(file) for file in self.wanted()]):
                 on_change()
             with suppress(TimeoutError):
@@ -78,6 +87,9 @@ class SideFileSupply:
             # Members change all the time, and each look goes through a folder.
             await asyncio.sleep(LOOK_S)
             self._wake.clear()
+
+    def _is_wanted(self, file: SideFile) -> bool:
+        return file in self.wanted()
 
     def _missing(self) -> list[SideFile]:
         if self._config.no_fetch:

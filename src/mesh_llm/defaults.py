@@ -58,6 +58,8 @@ ENGINE_BACKOFF_FIRST_S = 0.2
 ENGINE_BACKOFF_LAST_S = 30.0
 ENGINE_HEALTHY_S = 60.0
 """An engine that lived this long starts anew at the shortest pause."""
+ENGINE_SETTLED_S = 5.0
+"""One that ends sooner, although it was ready, counts as one that did not start: pauses grow."""
 ENGINE_EXPLAIN_S = 2.0
 """Between a connection that breaks and the child's exit status lie milliseconds, a core dump at most."""
 

@@ -210,6 +210,32 @@ async def test_an_engine_that_was_never_ready_is_not_tried_again(spec: EngineSpe
         await watched.supervisor.run()
 
 
+def short_lived(spec: EngineSpec, folder: Path, *, port: int = 9) -> EngineSpec:
+    """An engine that says that it listens, and ends."""
+    program = folder / "bin" / "llama-server"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\n"
+        f"echo 'main: server is listening on http://127.0.0.1:{port}'\n"
+        "echo 'the disk is on fire' >&2\n"
+        "exit 3\n"
+    )
+    program.chmod(0o755)
+    return replace(spec, bin_dir=str(program.parent))
+
+
+async def test_an_engine_that_ends_as_soon_as_it_is_ready_did_not_start(
+    spec: EngineSpec, tmp_path: Path
+) -> None:
+    watched = Watched(short_lived(spec, tmp_path), tmp_path)
+
+    with pytest.raises(EngineFailed, match=r"^the engine ended: the disk is on fire$"):
+        async with asyncio.timeout(WAIT_S):
+            await watched.supervisor.run()
+
+    assert EngineState.READY not in {report.state for report in watched.reports}
+
+
 async def test_the_log_is_bounded(spec: EngineSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mesh_llm.engine.log_file.ENGINE_LOG_BYTES", 2000)
     monkeypatch.setattr("mesh_llm.engine.log_file.ENGINE_LOG_HELD_BYTES", 500)

@@ -234,6 +234,42 @@ async def test_a_host_whose_engine_does_not_run_says_so_and_lets_others() -> Non
         assert set(room.told[said : said + 3]) == {(State.FAILED, "the GPU is on fire")}
 
 
+async def test_a_run_that_has_ended_is_not_published_although_it_was_ready() -> None:
+    room = NodeMemory(planning.node("me", 30), planning.node("other", 5))
+    with driven(room):
+        await room.until(lambda: bool(room.runs))
+        room.runs[0].error = EngineFailed("it ended: fire")
+        room.runs[0].is_ready = True
+        await room.until(lambda: len(room.runs) > 1)
+
+    assert room.mesh.published is None
+    assert room.hosting.tally.served == 0
+    assert (State.LOADING, "it ended: fire; trying again") in room.told
+
+
+async def test_runs_that_end_as_soon_as_they_serve_are_tried_again_after_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosting, "PLAN_RETRY_FIRST_S", 0.05)
+    room = NodeMemory(planning.node("me", 30))
+    pauses = []
+    with driven(room):
+        for number in range(3):
+            await room.until(lambda number=number: len(room.runs) > number)  # type: ignore[misc]
+            run = room.runs[number]
+            run.is_ready = True
+            await room.until(lambda run=run: room.hosting.serving is cast(PlanRun, run))  # type: ignore[misc]
+            failed = room.hosting.tally.failed
+            run.error = EngineFailed("fire")
+            await room.until(lambda failed=failed: room.hosting.tally.failed > failed)  # type: ignore[misc]
+            pauses.append(room.hosting._pause_s)
+            if number == 1:
+                monkeypatch.setattr(hosting, "ENGINE_SETTLED_S", 0.0)
+
+    # The last one served for long enough.
+    assert pauses == [0.1, 0.2, 0.1]
+
+
 async def test_a_lost_worker_is_left_out_of_the_next_plan() -> None:
     nodes = planning.node("me", 12), planning.node("one", 12), planning.node("two", 12)
     room = NodeMemory(*nodes)

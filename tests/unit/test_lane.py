@@ -67,3 +67,39 @@ async def test_a_worker_that_is_lost_at_the_first_token_is_named(monkeypatch: py
         with pytest.raises(EngineFailed, match="the split engine fails: it failed"):
             await lane.live(lambda lane: None)
     assert lane.report.failed_links == {"MESH1": CAUSE}
+
+
+class ShortLived:
+    """Of an engine that is ready, and has ended before anybody looks."""
+
+    def __init__(self, on_change: Callable[[EngineReport], None]) -> None:
+        self.spec, self._on_change = Spec(), on_change
+        self.report = EngineReport()
+
+    async def run(self) -> None:
+        for changes in (
+            {"state": EngineState.READY, "port": 1},
+            {"state": EngineState.FAILED, "reason": "the engine ended: fire", "port": None},
+        ):
+            self.report = replace(self.report, **changes)
+            self._on_change(self.report)
+        await asyncio.Event().wait()
+
+
+async def test_an_engine_that_ends_as_soon_as_it_is_ready_is_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_links(stack: object) -> list[Link]:
+        return []
+
+    monkeypatch.setattr(lanes, "EngineSupervisor", lambda spec, log, on_change: ShortLived(on_change))
+    lane = Lane(
+        1,
+        open_links=open_links,
+        specify=lambda links: (cast(EngineSpec, Spec()), Path("unused")),
+        on_report=lambda lane, report: None,
+    )
+    ready: list[Lane] = []
+    with pytest.raises(EngineFailed, match="the engine ended: fire"):
+        async with asyncio.timeout(20):
+            await lane.live(ready.append)
+    assert not ready
+    assert not lane.served

@@ -22,6 +22,11 @@ _PIECE_S = 1.0
 _RETRY_S = 0.1
 
 
+async def until_heard(port: int) -> None:
+    """Returns once the engine on `port` has answered. How long that may take is its caller's to say."""
+    await _answer(port)
+
+
 async def until_silent(port: int) -> None:
     """Asks the engine on `port` now and then; returns once it has not answered for `SILENCE_S`."""
     while True:

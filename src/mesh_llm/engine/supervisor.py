@@ -1,7 +1,7 @@
 """The life of one engine child: started, watched, explained, restarted, ended.
 
-Ready or dead, it is noticed by the same path: the child's own lines and its
-exit. One that is neither, and hangs, is asked for (`health_check`) and ended.
+Ready or dead, it is noticed by the same path: the child's own lines, the first
+answer on its port, and its exit. One that is neither, and hangs, is asked for (`health_check`) and ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mesh_llm.defaults import (
     PLAN_READY_S,
 )
 from mesh_llm.engine.diagnostics import Cause, Death, buffer_bytes, explain, printable, redacted, sentence
-from mesh_llm.engine.health_check import SILENCE_S, until_silent
+from mesh_llm.engine.health_check import SILENCE_S, until_heard, until_silent
 from mesh_llm.engine.log_file import LogFile
 from mesh_llm.engine.machine import oom_kills
 from mesh_llm.engine.process import Child, module, spawn
@@ -85,7 +85,9 @@ class EngineSupervisor:
         self._on_change = on_change
         self._failed: str | None = None
         self._hung: str | None = None
-        self._ready = asyncio.Event()
+        self._listens: asyncio.Future[int] | None = None
+        """The port, once the child has said that it is ready there."""
+        self._ready_at = 0.0
         self._death: asyncio.Future[Death] | None = None
         self._started = 0.0
 
@@ -95,14 +97,15 @@ class EngineSupervisor:
         was_ready = False
         while True:
             death = await self._live_once()
-            lived_s = time.monotonic() - self._started
-            was_ready = was_ready or self.report.state is EngineState.READY
+            now, is_ready = time.monotonic(), self.report.state is EngineState.READY
+            lived_s, well_s = now - self._started, now - self._ready_at if is_ready else 0.0
+            was_ready = was_ready or is_ready
             log.warning("engine died cause=%s after_s=%.1f: %s", death.cause, lived_s, death.sentence)
             self._change(state=EngineState.FAILED, reason=death.sentence, pid=None, port=None)
             # With links: they ended with the child, and who made them has to make new ones.
             if death.hopeless or not was_ready or self.spec.links:
                 raise EngineFailed(death.sentence, hint=f"its log: {self._log_file}")
-            backoff = ENGINE_BACKOFF_FIRST_S if lived_s > ENGINE_HEALTHY_S else backoff
+            backoff = ENGINE_BACKOFF_FIRST_S if well_s > ENGINE_HEALTHY_S else backoff
             await asyncio.sleep(backoff)
             backoff = min(backoff * 2, ENGINE_BACKOFF_LAST_S)
             # Told with the next change: the death itself has been told already.
@@ -121,7 +124,7 @@ class EngineSupervisor:
 
     async def _live_once(self) -> Death:
         self._failed = self._hung = None
-        self._ready.clear()
+        self._listens = asyncio.get_running_loop().create_future()
         self._death = asyncio.get_running_loop().create_future()
         self._started = time.monotonic()
         kills_before = oom_kills()
@@ -148,7 +151,9 @@ class EngineSupervisor:
                 ) as child:
                     self._change(pid=child.pid)
                     await child.send(self.spec.to_line(), close=False)
-                    watch = asyncio.create_task(self._watch(child), name=f"watch of {child.pid}")
+                    watch = asyncio.create_task(
+                        self._watch(child, self._listens), name=f"watch of {child.pid}"
+                    )
                     try:
                         status = await child.wait()
                     finally:
@@ -162,18 +167,26 @@ class EngineSupervisor:
         self._death.set_result(death)
         return death
 
-    async def _watch(self, child: Child) -> None:
-        """Ends a child that hangs, so that its death says so."""
+    async def _watch(self, child: Child, listens: asyncio.Future[int]) -> None:
+        """Takes a child for ready that answers; ends one that hangs, so that its death says so."""
         try:
             async with asyncio.timeout(PLAN_READY_S):
-                await self._ready.wait()
+                port = await listens
+                # Its word alone is not enough: one that ends right after it has not started.
+                await until_heard(port)
         except TimeoutError:
             self._hung = f"the engine was not ready within {PLAN_READY_S:.0f} s"
         else:
-            assert self.report.port is not None
-            await until_silent(self.report.port)
+            self._on_ready(child, port)
+            await until_silent(port)
             self._hung = f"the engine did not answer for {SILENCE_S:.0f} s, and was ended"
         child.signal_group(signal.SIGKILL)
+
+    def _on_ready(self, child: Child, port: int) -> None:
+        self._ready_at = time.monotonic()
+        ready_s = self._ready_at - self._started
+        log.info("engine ready port=%d pid=%d took_s=%.2f", port, child.pid, ready_s)
+        self._change(state=EngineState.READY, reason="", port=port, ready_s=ready_s)
 
     def _explain(self, child: Child, status: int, *, oom_killed: bool) -> Death:
         if self._hung is not None:
@@ -190,10 +203,8 @@ class EngineSupervisor:
             log.warning("engine wrote a line that is not JSON: %.200s", printable(line))
             return
         if event.get("event") == "ready":
-            ready_s = time.monotonic() - self._started
-            log.info("engine ready port=%d pid=%d took_s=%.2f", event["port"], event["pid"], ready_s)
-            self._change(state=EngineState.READY, reason="", port=event["port"], ready_s=ready_s)
-            self._ready.set()
+            if self._listens is not None and not self._listens.done():
+                self._listens.set_result(event["port"])
         elif event.get("event") == "failed":
             self._failed = sentence(event.get("cause"))
         elif event.get("event") == "link_failed":

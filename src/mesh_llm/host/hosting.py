@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from mesh_llm.defaults import ENGINE_SETTLED_S
 from mesh_llm.errors import EngineFailed, MeshError
 from mesh_llm.host.decisions import Decisions
 from mesh_llm.host.ending_runs import EndingRuns
@@ -338,15 +339,18 @@ class Hosting:
 
     def _look_at_runs(self, now: float) -> None:
         starting = self.starting
-        if starting is not None and starting.is_ready:
-            self.starting = None
-            self._publish(starting)
-        elif starting is not None and (error := starting.failure()) is not None:
+        # First: one that was ready may have ended since.
+        if starting is not None and (error := starting.failure()) is not None:
             self.starting = None
             self._plans.begin(None)
             self.ending.end(starting)
             self._on_failure(starting, error, now)
+        elif starting is not None and starting.is_ready:
+            self.starting = None
+            self._publish(starting)
         serving = self.serving
+        if serving is not None and now - self._served_at_s >= ENGINE_SETTLED_S:
+            self._pause_s = PLAN_RETRY_FIRST_S
         if serving is not None and (error := serving.failure()) is not None:
             # One that lost a worker fails every request: its memory is better used by the next one.
             self._end(serving)
@@ -357,7 +361,6 @@ class Hosting:
         self._served_at_s = asyncio.get_running_loop().time()
         self._has_served = True
         self.tally.served += 1
-        self._pause_s = PLAN_RETRY_FIRST_S
         log.info("plan serving epoch=%d mode=%s", run.epoch, run.plan.mode)
         self._publish_serving(run, run.settings)
         self._watcher.on_serving(run)

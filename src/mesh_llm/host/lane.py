@@ -42,6 +42,8 @@ class Lane:
         """One token has gone through all stages."""
         self.served = False
         """It was ready once."""
+        self.ready_at = 0.0
+        """When, by the monotonic clock."""
         self.ends = False
         """It takes no more requests."""
         self.port: int | None = None
@@ -89,6 +91,10 @@ class Lane:
                     link.socket.close()
                 if links:
                     await self._check(running)
+                if running.done():
+                    running.result()
+                if supervisor.report.state is not EngineState.READY:
+                    raise EngineFailed(supervisor.report.reason)
                 self.is_ready = self.served = True
                 on_ready(self)
                 await running

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from mesh_llm.defaults import ENGINE_SETTLED_S
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.engine.supervisor import EngineReport, EngineState
 from mesh_llm.engine.telemetry import Work
@@ -161,6 +162,7 @@ class LaneGroup:
         lane.task.add_done_callback(lambda _: self._changed.set())
 
     def _on_ready(self, lane: Lane) -> None:
+        lane.ready_at = time.monotonic()
         if self._routed:
             self.turns.open(lane.address[0], slots=self._slots)
         self._on_change()
@@ -206,8 +208,11 @@ class LaneGroup:
         if not any(other.is_ready for other in self.all):
             raise LaneFailed(lane, error)
         log.warning("lane lost lane=%d: %s", lane.number, error)
-        self._pause_s = LANE_RETRY_FIRST_S if lane.served else min(2 * self._pause_s, LANE_RETRY_LAST_S)
-        self._not_before = time.monotonic() + self._pause_s
+        now = time.monotonic()
+        if lane.served and now - lane.ready_at >= ENGINE_SETTLED_S:
+            self._pause_s = LANE_RETRY_FIRST_S
+        self._not_before = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LANE_RETRY_LAST_S)
 
 
 def _added(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import pty
 import re
 import signal
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -173,6 +176,44 @@ def test_ctrl_c_ends_all_of_it(smollm2: Path, home: Path) -> None:
         assert len(running.members()) == 3
         running.signal(signal.SIGINT)
         assert running.wait(within_s=WAIT_S).status == 0
+    assert not list(home.rglob("control.sock"))
+
+
+def ask_for_a_long_answer(home: Path) -> threading.Thread:
+    """Under way when this returns."""
+    status = json.loads(mesh_llm("status", "--json", "--home", home / "demo").stdout)
+    body = {"messages": [{"role": "user", "content": "Tell me a story"}], "stream": True, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{status['api']['url']}/v1/chat/completions",
+        data=json.dumps({**body, "max_tokens": 4000}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    begun = threading.Event()
+
+    def read() -> None:
+        with suppress(OSError, http.client.HTTPException), urllib.request.urlopen(request) as answer:
+            for line in answer:
+                if line.startswith(b"data:"):
+                    begun.set()
+
+    thread = threading.Thread(target=read, name="long answer")
+    thread.start()
+    assert begun.wait(WAIT_S)
+    return thread
+
+
+def test_a_second_ctrl_c_ends_it_at_once(smollm2: Path, home: Path) -> None:
+    with in_a_terminal(home) as running:
+        asking = ask_for_a_long_answer(home)
+        running.signal(signal.SIGINT)
+        running.until(lambda: "press Ctrl-C again" in running.screen, what="it is ending")
+        began = time.monotonic()
+        running.signal(signal.SIGINT)
+        assert running.wait(within_s=WAIT_S).status == 130
+        # Of fifteen that an answer is given to end.
+        assert time.monotonic() - began < 10
+        assert "Traceback" not in running.screen
+        asking.join()
     assert not list(home.rglob("control.sock"))
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ from mesh_llm.frozen import frozen
 from mesh_llm.home import Home, demo_home
 from mesh_llm.lab.cluster import Cluster, ClusterSpec, cluster
 from mesh_llm.status_schema import MemberStatus, PlanStageStatus, Status, from_document
+from mesh_llm.tasks import cancelled
 from mesh_llm.types import Event
 
 _TOLD = ("model", "build", "engine", "elected", "ready", "api")
@@ -116,19 +118,24 @@ def _stop(home: Home) -> None:
 
 
 async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool) -> int:
-    """Every signal ends the demo; only Ctrl-C before the answer counts as interrupted."""
+    """Every signal ends the demo; only Ctrl-C before the answer, or a second one, counts as interrupted."""
     began = time.monotonic()
-    interrupted = asyncio.Event()
+    interrupted, hurry, answered, ending = (asyncio.Event() for _ in range(4))
+
+    def on_signal() -> None:
+        # Also where it is ending by itself.
+        (hurry if interrupted.is_set() or ending.is_set() else interrupted).set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, interrupted.set)
+        loop.add_signal_handler(number, on_signal)
 
     def tell(event: Event) -> None:
         if event.kind in _TOLD:
             (output.note_event if as_json else output.event)(event)
 
     async def answer_and_stay() -> None:
-        async with cluster(spec, tell=tell, progress=output.progress) as mesh:
+        async with cluster(spec, tell=tell, progress=output.progress, hurry=hurry) as mesh:
             await mesh.until_serving()
             answer = await _ask(mesh, began, echo=not as_json)
             _show(await mesh.status(), answer, as_json=as_json)
@@ -136,18 +143,20 @@ async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool)
             output.note(_next_words(stay=stay))
             if stay:
                 await mesh.ended()
+            ending.set()
 
-    answered = asyncio.Event()
     demo = asyncio.create_task(answer_and_stay(), name="demo")
     stopped = asyncio.create_task(interrupted.wait(), name="interrupt")
     await asyncio.wait((demo, stopped), return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
-    if demo.done():
-        demo.result()
-        return 0
-    demo.cancel()
-    await asyncio.wait((demo,))
-    return 0 if answered.is_set() else 130
+    if not demo.done():
+        with suppress(OSError):  # a terminal that is gone
+            output.note("Stopping; press Ctrl-C again to stop at once")
+        await cancelled(demo)
+    # What went wrong on the way down is not what the person asked for.
+    if not demo.cancelled() and (error := demo.exception()) is not None and not interrupted.is_set():
+        raise error
+    return 0 if answered.is_set() and not hurry.is_set() else 130
 
 
 def _next_words(*, stay: bool) -> str:

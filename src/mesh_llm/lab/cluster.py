@@ -27,11 +27,14 @@ from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.home import Home
 from mesh_llm.lab.member import MemberPart
+from mesh_llm.tasks import meanwhile, uninterrupted
 from mesh_llm.transport.identity import Identity
 from mesh_llm.types import Event, EventSink, NodeId, Progress, ProgressSink
 
 CLUSTER_STOP_S = 15.0
 """For all nodes of a local cluster to drain and end; those that do not are killed."""
+CLUSTER_HURRY_S = 5.0
+"""The same without finishing answers."""
 CLUSTER_SETTLE_S = 5.0
 """A plan without some of them that nothing changes for so long is the one there will be."""
 CLUSTER_POLL_S = 0.05
@@ -170,8 +173,13 @@ class _Settling:
 
 
 @asynccontextmanager
-async def cluster(spec: ClusterSpec, *, tell: EventSink, progress: ProgressSink) -> AsyncIterator[Cluster]:
-    """Nodes that have joined each other, or are about to. `tell` hears the first node alone."""
+async def cluster(
+    spec: ClusterSpec, *, tell: EventSink, progress: ProgressSink, hurry: asyncio.Event | None = None
+) -> AsyncIterator[Cluster]:
+    """Nodes that have joined each other, or are about to. `tell` hears the first node alone.
+
+    Once `hurry` is set, they end without finishing answers.
+    """
     parts = _parts(spec)
     async with AsyncExitStack() as stack:
         members: list[ClusterMember] = []
@@ -190,7 +198,8 @@ async def cluster(spec: ClusterSpec, *, tell: EventSink, progress: ProgressSink)
                 await _send(member, replace(part, join=token))
             yield Cluster(spec, members)
         finally:
-            await _stop(members)
+            # A task of its own: cancelled half-way, it would leave nodes to be killed, with their sockets.
+            await uninterrupted(_stop(members, hurry or asyncio.Event()), "end of the cluster")
 
 
 def _parts(spec: ClusterSpec) -> list[MemberPart]:
@@ -239,15 +248,31 @@ async def _token(member: ClusterMember) -> str:
         ended.cancel()
 
 
-async def _stop(members: Sequence[ClusterMember]) -> None:
+async def _stop(members: Sequence[ClusterMember], hurry: asyncio.Event) -> None:
     """Ask all of them to stop, and give them time to; the end of the block does the rest."""
+    async with AsyncExitStack() as stack:
+        ends = [
+            await stack.enter_async_context(meanwhile(member.ended(), f"end of {member.name}"))
+            for member in members
+        ]
+        hurried = await stack.enter_async_context(meanwhile(hurry.wait(), "hurry"))
+        ended = await stack.enter_async_context(meanwhile(_all(ends), "end of all"))
+        await _send_all(members, b"stop\n", close=False)
+        await asyncio.wait((ended, hurried), timeout=CLUSTER_STOP_S, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            # The end of its input ends a node at once, but in order: killed, it would leave its sockets.
+            await _send_all(members, b"", close=True)
+            await asyncio.wait((ended,), timeout=CLUSTER_HURRY_S)
+
+
+async def _all(ends: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.wait(ends)
+
+
+async def _send_all(members: Sequence[ClusterMember], data: bytes, *, close: bool) -> None:
     for member in members:
         assert member.child is not None
-        await member.child.send(b"stop\n", close=False)
-    await asyncio.wait(
-        [asyncio.create_task(member.ended(), name=f"end of {member.name}") for member in members],
-        timeout=CLUSTER_STOP_S,
-    )
+        await member.child.send(data, close=close)
 
 
 def _ignore(_: object) -> None:

@@ -515,6 +515,54 @@ def test_a_node_keeps_its_identity(home: Path, tiny_model: Path) -> None:
     assert (home / "identity").stat().st_mode & 0o777 == 0o600
 
 
+# -- model files that change ----------------------------------------------------------------------
+
+
+def other_bytes(model: Path) -> bytes:
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    return bytes(data)
+
+
+@pytest.mark.full
+def test_an_engine_does_not_come_back_with_a_file_that_was_renamed_over(home: Path, tiny_model: Path) -> None:
+    model = home / "ours.gguf"
+    model.write_bytes(tiny_model.read_bytes())
+    with NodeProcess(*SMALL, home=home / "node", model=model) as node:
+        node.until_ready()
+        engine = node.engine()
+        fresh = home / "fresh.gguf"
+        fresh.write_bytes(other_bytes(model))
+        fresh.replace(model)
+        node.until_said(f"{model} is no longer ours, and nothing is computed with it")
+        # It has mapped the bytes that it was started with.
+        assert node.status()["engine"]["pid"] == engine.pid
+        assert node.ask("/v1/chat/completions", CHAT).status == 200
+        engine.kill()
+        node.until(lambda: node.status()["node"]["state"] != "serving", what="nothing serves")
+        node.until(lambda: node.status()["engine"]["pid"] is None, what="no engine is started")
+
+        fresh.write_bytes(tiny_model.read_bytes())
+        fresh.replace(model)
+        node.until_said(f"{model} is ours, as before")
+        assert node.until_state("serving")["engine"]["pid"] != engine.pid
+
+
+def test_nothing_is_computed_with_a_file_that_was_written_in_place(home: Path, tiny_model: Path) -> None:
+    model = home / "ours.gguf"
+    model.write_bytes(tiny_model.read_bytes())
+    with NodeProcess(*SMALL, home=home / "node", model=model) as node:
+        node.until_ready()
+        engine = node.engine()
+        model.write_bytes(other_bytes(model))
+        node.until_said(f"{model} is no longer ours, and nothing is computed with it")
+        node.until(lambda: not engine.is_running(), what="its engine is ended")
+        assert f"{model} was changed while this node ran; it is checked anew" in node.stdout
+        model.write_bytes(tiny_model.read_bytes())
+        node.until_said(f"{model} is ours, as before")
+        assert node.until_state("serving")["engine"]["pid"] != engine.pid
+
+
 # -- sudden deaths --------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "mesh_llm"
 
 BASE = {"types", "errors", "defaults", "frozen", "mesh_settings", "loopback", "sanitise", "third_party"}
 BASE |= {"web_files"}
-TASKS = {"tasks", "same_user"}
+TASKS = {"tasks", "same_user", "file_stamp"}
 PURE = {"membership", "planning", "agents"}
 MIDDLE = {"gateway", "console", "engine", "transport", "models", "download", "peer_fetch", "relay", "pairing"}
 NODE = {"local", "peers", "worker", "host", "report"}

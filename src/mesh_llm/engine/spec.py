@@ -182,6 +182,8 @@ class EngineSpec(EngineOptions):
     """None: a split engine saves none."""
     trace: str | None = None
     """A file that gets a line for each frame on the links."""
+    stamps: dict[str, str] = field(default_factory=dict)
+    """Files that it loads, as they were when they were checked (`file_stamp`)."""
     links: tuple[LinkSpec, ...] = ()
     """Workers in the order of their layers, after the host's own."""
 

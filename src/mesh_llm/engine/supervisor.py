@@ -17,6 +17,7 @@ from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from mesh_llm import file_stamp
 from mesh_llm.defaults import (
     ENGINE_BACKOFF_FIRST_S,
     ENGINE_BACKOFF_LAST_S,
@@ -96,6 +97,9 @@ class EngineSupervisor:
         backoff = ENGINE_BACKOFF_FIRST_S
         was_ready = False
         while True:
+            if (changed := file_stamp.changed(self.spec.stamps)) is not None:
+                self._change(state=EngineState.FAILED, reason=changed, pid=None, port=None)
+                raise EngineFailed(changed)
             death = await self._live_once()
             now, is_ready = time.monotonic(), self.report.state is EngineState.READY
             lived_s, well_s = now - self._started, now - self._ready_at if is_ready else 0.0
@@ -177,9 +181,12 @@ class EngineSupervisor:
         except TimeoutError:
             self._hung = f"the engine was not ready within {PLAN_READY_S:.0f} s"
         else:
-            self._on_ready(child, port)
-            await until_silent(port)
-            self._hung = f"the engine did not answer for {SILENCE_S:.0f} s, and was ended"
+            # What it has loaded may be neither the file before nor the one after.
+            self._hung = file_stamp.changed(self.spec.stamps)
+            if self._hung is None:
+                self._on_ready(child, port)
+                await until_silent(port)
+                self._hung = f"the engine did not answer for {SILENCE_S:.0f} s, and was ended"
         child.signal_group(signal.SIGKILL)
 
     def _on_ready(self, child: Child, port: int) -> None:

@@ -40,6 +40,8 @@ class WorkerProcess:
         """What clients did wrong, in the order in which their sessions ended."""
         self.hung = False
         """Whether it was ended because it did not answer."""
+        self.ended_for: str | None = None
+        """Why it was ended, where it was."""
         self.socket = str(socket_path)
 
     async def serve(self, link: socket.socket) -> None:
@@ -78,6 +80,11 @@ class WorkerProcess:
     async def unload(self, fingerprint: str) -> int:
         """Drop a model's weights that no engine uses; the bytes that are still held, of all models."""
         return await self._ask({"kind": "unload", "fingerprint": fingerprint})
+
+    def end(self, reason: str) -> None:
+        """At once; whoever has a lease hears why."""
+        self.ended_for = reason
+        self.child.signal_group(signal.SIGKILL)
 
     async def watch(self) -> None:
         """Ends a worker that hangs, so that its death says so; until cancelled, or the worker's end."""
@@ -191,6 +198,8 @@ async def _death(worker_process: WorkerProcess, failed: list[str]) -> str:
     if worker_process.hung:
         log.warning("worker hung pid=%d", child.pid)
         return f"the worker did not answer for {WORKER_BEATS * WORKER_BEAT_S:.0f} s, and was ended"
+    if worker_process.ended_for is not None:
+        return worker_process.ended_for
     death = explain(
         status=status,
         failed=failed[0] if failed else None,

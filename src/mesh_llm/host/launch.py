@@ -78,6 +78,8 @@ class Launch:
     """The mesh's, where it is here."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Files of LoRA adapters that are here, by digest."""
+    stamps: Mapping[str, str] = field(default_factory=dict)
+    """Of all these files as they were when they were checked."""
 
     def engine(self, plan: Plan, links: tuple[LinkSpec, ...], *, nodes_here: int) -> EngineSpec:
         settings = made_by(plan, self.model, self.settings)
@@ -119,6 +121,7 @@ class Launch:
             fingerprint=facts.fingerprint,
             head_tied=facts.head_bytes == 0,
             head_on_worker=plan.head_on_worker,
+            stamps=dict(self.stamps),
             links=tuple(self._with_room(plan, links)),
             **given_options(self.settings, ENGINE_OPTIONS),
         )

@@ -103,7 +103,7 @@ class PlanRun:
         self._specify = specify
         self._on_report = on_report
         self._tell_lanes = on_lanes
-        self._lost: StageLost | None = None
+        self._lost: MeshError | None = None
         self._log_file = log_file
         self._task: asyncio.Task[None] | None = None
         self._wake: Callable[[], None] = lambda: None
@@ -232,8 +232,12 @@ class PlanRun:
                 raise failed.error from failed
 
     def _break(self, node: NodeId, reason: str) -> None:
+        self.give_up(StageLost(node, f"{self._mesh.name_of(node)} was lost: {reason}"))
+
+    def give_up(self, error: MeshError) -> None:
+        """It does not serve any longer, whatever its engine does."""
         if self.broken is None and not (self._task is not None and self._task.done()):
-            self._lost = StageLost(node, f"{self._mesh.name_of(node)} was lost: {reason}")
+            self._lost = error
             self.broken = self._lost.message
             log.warning("plan broken epoch=%d: %s", self.epoch, self.broken)
             # The engine fails every request from here on: there is nothing left to wait for.

@@ -9,8 +9,9 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
+from mesh_llm import file_stamp
 from mesh_llm.engine.inspect import read_gguf
-from mesh_llm.errors import MeshError
+from mesh_llm.errors import MeshError, ModelError
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.models import catalog
 from mesh_llm.models.catalog import key_of, stem_of
@@ -32,6 +33,8 @@ class ModelFiles:
         self._known: dict[Fingerprint, ModelFacts] = {}
         self._parts: dict[Fingerprint, tuple[ModelFacts, Held]] = {}
         """Models of which only some layers are here; whoever asks for files does not hear of them."""
+        self._stamps: dict[Fingerprint, dict[str, str]] = {}
+        """Of the files as they were read: a fingerprint is not believed of any other ones."""
 
     async def look(self, path: Path) -> ModelFacts:
         """What a file holds; raises where the engine could not run it."""
@@ -42,20 +45,28 @@ class ModelFiles:
 
     async def read(self, path: Path) -> ModelFacts:
         """The same, and this node has it from now on."""
-        facts = await self.look(path)
-        self._keep(facts)
+        facts, stamps = await self._look(path)
+        self._keep(facts, stamps)
         return facts
 
     async def read_if(self, path: Path, fingerprint: Fingerprint) -> ModelFacts | None:
         """The same, of the model `fingerprint` alone: any other is forgotten again."""
-        facts = await self.look(path)
+        facts, stamps = await self._look(path)
         if facts.fingerprint != fingerprint:
             return None
-        self._keep(facts)
+        self._keep(facts, stamps)
         return facts
 
-    def _keep(self, facts: ModelFacts) -> None:
+    async def _look(self, path: Path) -> tuple[ModelFacts, dict[str, str]]:
+        before = file_stamp.stamp(path)
+        facts = await self.look(path)
+        if file_stamp.stamp(path) != before:
+            raise ModelError(f"{path} changed while it was read", hint="try again when it is complete")
+        return facts, file_stamp.stamps(facts.files)
+
+    def _keep(self, facts: ModelFacts, stamps: dict[str, str]) -> None:
         self._known[facts.fingerprint] = facts
+        self._stamps[facts.fingerprint] = stamps
         self._parts.pop(facts.fingerprint, None)
 
     def keep_part(self, held: Held) -> ModelFacts:
@@ -74,12 +85,31 @@ class ModelFiles:
         return self._known.get(fingerprint) or facts
 
     def files(self, fingerprint: Fingerprint) -> Sequence[Path] | None:
+        """As long as they are those that were read."""
         facts = self._known.get(fingerprint)
-        return facts.files if facts is not None else None
+        return facts.files if facts is not None and self.changed(fingerprint) is None else None
+
+    def stamps(self, fingerprint: Fingerprint) -> dict[str, str]:
+        """Of the files as they were read."""
+        return self._stamps.get(fingerprint, {})
+
+    def changed(self, fingerprint: Fingerprint) -> str | None:
+        """What has become of the model's files since they were read; None where they are as they were."""
+        return file_stamp.changed(self.stamps(fingerprint))
+
+    @property
+    def known(self) -> Sequence[ModelFacts]:
+        """Models that are here as a whole."""
+        return tuple(self._known.values())
+
+    def forget(self, fingerprint: Fingerprint) -> None:
+        """Its files are others now."""
+        self._known.pop(fingerprint, None)
+        self._stamps.pop(fingerprint, None)
 
     def held(self, fingerprint: Fingerprint) -> tuple[HeldModel, ...]:
         """The model as members are told of it, if all of it is here."""
-        facts = self._known.get(fingerprint)
+        facts = self._known.get(fingerprint) if self.files(fingerprint) is not None else None
         return () if facts is None else (_held(facts),)
 
     def held_part(self, fingerprint: Fingerprint) -> HeldPart | None:

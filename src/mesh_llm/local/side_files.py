@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from mesh_llm import file_stamp
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.errors import ModelError
@@ -31,6 +32,8 @@ class SideFiles:
         self._busy = busy
         self._paths: dict[str, Path] = {}
         """By digest."""
+        self._stamps: dict[Path, str] = {}
+        """Of files as they were read: a digest is not believed of any other ones."""
 
     # -- the creator's -------------------------------------------------------------------------
 
@@ -58,9 +61,15 @@ class SideFiles:
 
     async def described(self, path: Path) -> SideFile:
         """A file as others can look for it; all of it is read, once."""
-        digest = await self._digest(path)
+        digest = await self._known_digest(path)
         self._paths[digest] = path
         return SideFile(name=path.name.removesuffix(".gguf"), size_bytes=path.stat().st_size, digest=digest)
+
+    async def _known_digest(self, path: Path) -> str:
+        before = file_stamp.stamp(path)
+        digest = await self._digest(path)
+        self._stamps[path] = before
+        return digest
 
     async def _digest(self, path: Path) -> str:
         async def quiet(hashed_bytes: int) -> None: ...
@@ -89,13 +98,14 @@ class SideFiles:
                 continue
             for path in await asyncio.to_thread(_of_size, file, folders):
                 try:
-                    if await self._digest(path) == file.digest:
+                    if await self._known_digest(path) == file.digest:
                         self._paths[file.digest] = path
                         break
                 except ModelError as error:
                     log.info("not the mesh's file=%s: %s", path, error.message)
 
     def keep(self, file: SideFile, path: Path) -> None:
+        self._stamps[path] = file_stamp.stamp(path)
         self._paths[file.digest] = path
 
     def path(self, file: SideFile | None) -> Path | None:
@@ -103,7 +113,16 @@ class SideFiles:
 
     def paths_of(self, digests: Iterable[str]) -> dict[str, Path]:
         """Of those that are here."""
-        return {digest: path for digest in digests if (path := self._paths.get(digest)) and path.is_file()}
+        return {
+            digest: path for digest in digests if (path := self._paths.get(digest)) and self._is_here(path)
+        }
+
+    def _is_here(self, path: Path) -> bool:
+        return path.is_file() and self._stamps.get(path) == file_stamp.stamp(path)
+
+    def stamps(self, paths: Iterable[Path]) -> dict[str, str]:
+        """Of these files as they were read."""
+        return {str(path): self._stamps[path] for path in paths if path in self._stamps}
 
     def held(self, settings: ModelSettings) -> tuple[HeldModel, ...]:
         """Those of the mesh's that are here, as members are told."""

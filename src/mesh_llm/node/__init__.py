@@ -17,6 +17,7 @@ model_supply      where a model comes from
 layer_supply      the layers that a worker has of a model, without the rest
 peer_sources      members that a file can be fetched from
 side_file_supply  where files come from that go with it
+file_watch        notices model files that are replaced while it runs
 model_offers      which models members are told of, and given
 incoming_streams  the streams that other members open, by kind
 node_console      feeds the console, and opens its port

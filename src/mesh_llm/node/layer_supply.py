@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.engine.inspect import read_gguf
@@ -92,7 +93,10 @@ class LayerSupply:
         if len(adapters) < len(set(terms.adapters)):
             raise LinkRefused("this node does not have all LoRA adapters of the plan")
         if (files := self._model_files.files(fingerprint)) is not None:
-            return Weights(files=files, adapters=adapters)
+            changed = partial(self._model_files.changed, fingerprint)
+            return Weights(files=files, adapters=adapters, changed=changed)
+        if (reason := self._model_files.changed(fingerprint)) is not None:
+            raise LinkRefused(reason)
         part = self._model_files.part(fingerprint)
         if part is None:
             raise LinkRefused("this node does not have the model file")

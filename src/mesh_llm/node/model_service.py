@@ -262,6 +262,9 @@ class ModelService:
         known, hardware = self._known(), self._parts.hardware()
         assert known is not None and hardware is not None
         files = self.supply.side_files
+        projector = files.path(known[1].projector)
+        adapters = files.paths_of(each.file.digest for each in known[1].adapters)
+        side_files = files.stamps([*adapters.values(), *([projector] if projector is not None else [])])
         return Launch(
             me=self._parts.mesh.me,
             config=self._config,
@@ -269,6 +272,7 @@ class ModelService:
             model=known[0],
             settings=known[1],
             draft=self.supply.drafts.file(known[1]),
-            projector=files.path(known[1].projector),
-            adapters=files.paths_of(each.file.digest for each in known[1].adapters),
+            projector=projector,
+            adapters=adapters,
+            stamps={**self._parts.model_files.stamps(known[0].fingerprint), **side_files},
         )

@@ -15,7 +15,7 @@ from mesh_llm.defaults import DEFAULT_MODEL
 from mesh_llm.download import hub
 from mesh_llm.download.model_download import download
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import DownloadFailed, MeshError
+from mesh_llm.errors import DownloadFailed, MeshError, ModelError
 from mesh_llm.home import Home, models_folder
 from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
@@ -79,6 +79,8 @@ class ModelSupply:
         self._progress = progress
         self.drafts = DraftModels(config=config, model_files=model_files, tell=tell)
         self._wake = asyncio.Event()
+        self._is_settled = False
+        """What its command line names has been chosen for the mesh; from then on the settings count."""
         self._told: deque[str] = deque(maxlen=4)
         """What was told of failures."""
         self._sources = PeerSources(mesh, tell)
@@ -182,6 +184,7 @@ class ModelSupply:
             draft = await self.drafts.choose(model) if self._drafts(model) else None
             extras = await self.side_files.choose(model)
         self._joining.settle(model, draft, extras)
+        self._is_settled = True
         await self.find_extras()
 
     def _drafts(self, model: ModelFacts) -> bool:
@@ -283,7 +286,7 @@ class ModelSupply:
         if given is not None and not self._is_outdated(given):
             self._check(given)
             return given
-        if self._joining.sets_plan and self._config.model is not None:
+        if self._joining.sets_plan and self._config.model is not None and not self._is_settled:
             settings = None  # its choice, and not what the mesh had before
         if settings is not None and (found := await self._model_files.find(settings)) is not None:
             return found
@@ -294,6 +297,8 @@ class ModelSupply:
             wanted = await hub.resolve(wanted)
         facts = await self._download(wanted)
         self._check(facts)
+        if self._is_settled and settings is not None and facts.fingerprint != settings.fingerprint:
+            raise DownloadFailed(f"the catalog's {wanted.name} is not the file that the mesh serves")
         return facts
 
     def _check(self, facts: ModelFacts) -> None:
@@ -367,7 +372,10 @@ class ModelSupply:
         if facts is None or not self._joining.sets_plan:
             return
         try:
-            self._joining.set_digest(facts.fingerprint, await self._offers.digest_of(facts))
+            digest = await self._offers.digest_of(facts)
+            if (changed := self._model_files.changed(facts.fingerprint)) is not None:
+                raise ModelError(changed)
+            self._joining.set_digest(facts.fingerprint, digest)
         except MeshError as error:
             log.warning("no digest model=%s: %s", facts.name, error.message)
             return

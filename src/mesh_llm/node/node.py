@@ -46,6 +46,7 @@ from mesh_llm.node.api_keys import ApiKeys
 from mesh_llm.node.cpu_library import CpuLibrary
 from mesh_llm.node.drain import drain
 from mesh_llm.node.engines import Engines
+from mesh_llm.node.file_watch import FileWatch
 from mesh_llm.node.incoming_streams import IncomingStreams
 from mesh_llm.node.invites import Invites
 from mesh_llm.node.joining import Joining
@@ -247,6 +248,15 @@ class Node:
             watch_library=self.cpu_library.watch,
         )
         self.models = ServedModels(parts, self.config)
+        self._file_watch = FileWatch(
+            model_files=self.model_files,
+            offers=self.offers,
+            lending=self.lending,
+            settings=lambda: self.joining.settings,
+            service=self.models.find,
+            tell=self._announcements.tell,
+            on_files=self._on_mesh,
+        )
 
     def _compose_cpu_library(self) -> CpuLibrary:
         return CpuLibrary(
@@ -357,6 +367,7 @@ class Node:
                     group.create_task(self._polite.run(), name="polite lending")
                 else:
                     self.state.take_part()
+                group.create_task(self._file_watch.run(), name="model files")
                 group.create_task(self.model_control.load_named(), name="more models")
                 group.create_task(self.demands.run(), name="models on demand")
                 await self.models.run(hosts=not self.config.client)

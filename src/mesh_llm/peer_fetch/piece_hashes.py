@@ -24,7 +24,7 @@ Beat = Callable[[int], Awaitable[None]]
 
 
 class PieceHashes:
-    """By path, size and time of the last change; shared by all nodes that share the cache folder."""
+    """By path, size, time of the last change and inode; shared by all nodes that share the cache folder."""
 
     def __init__(self, folder: Path, *, piece_bytes: int = FETCH_PIECE_BYTES) -> None:
         self._folder = folder
@@ -54,13 +54,16 @@ class PieceHashes:
             return None
         return FilePieces(size_bytes=facts.st_size, pieces=tuple(map(str, pieces)))
 
-    def remember(self, path: Path, pieces: Sequence[str]) -> None:
-        """Kept if it can be: a full or read-only cache only costs the next one time."""
+    def remember(self, path: Path, pieces: Sequence[str], read: os.stat_result | None = None) -> None:
+        """Kept if it can be: a full or read-only cache only costs the next one time.
+
+        `read`: the file as it was when it was hashed.
+        """
         target = self._file(path)
         scratch = target.with_name(f"{target.name}.{os.getpid()}")
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            scratch.write_text(json.dumps({**self._key(path, path.stat()), "pieces": list(pieces)}))
+            scratch.write_text(json.dumps({**self._key(path, read or path.stat()), "pieces": list(pieces)}))
             scratch.replace(target)
 
     async def _acquire(self, lock: asyncio.Lock, path: Path, beat: Beat) -> None:
@@ -90,7 +93,7 @@ class PieceHashes:
                 await beat(self._done[path])
         if self._key(path, path.stat()) != self._key(path, before):
             raise ModelError(f"{path} changed while it was read", hint="try again when it is complete")
-        await asyncio.to_thread(self.remember, path, pieces)
+        await asyncio.to_thread(self.remember, path, pieces, before)
         return FilePieces(size_bytes=before.st_size, pieces=tuple(pieces))
 
     def _file(self, path: Path) -> Path:
@@ -101,6 +104,8 @@ class PieceHashes:
             "path": str(path),
             "size": facts.st_size,
             "mtime_ns": facts.st_mtime_ns,
+            # Tools that copy a file's time give another one of the same size the same look.
+            "inode": facts.st_ino,
             "piece_bytes": self.piece_bytes,
         }
 

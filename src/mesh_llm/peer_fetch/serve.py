@@ -141,6 +141,11 @@ class FileServer:
                 if not promised:
                     raise
                 raise EOFError(error.message) from error
+            # Of the bytes that are in memory now, and not of those that may have come since.
+            if self._models().get(Fingerprint(str(request.get("fingerprint")))) != files:
+                if not promised:
+                    raise ModelError("it does not have the model")
+                raise EOFError("its file was replaced")
             # The first chunk before the promise of all: what cannot be read is refused with a sentence.
             if not promised:
                 await outbox.line({"bytes": sum(length for _, length in ranges)})

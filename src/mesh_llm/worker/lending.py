@@ -114,6 +114,8 @@ class Weights:
     """Those that are there, where the files have holes."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Files of LoRA adapters, by digest."""
+    changed: Callable[[], str | None] = lambda: None
+    """What has become of the files since they were checked; None where they are as they were."""
 
 
 Step = Callable[[int, int], None]
@@ -139,6 +141,8 @@ class _Child:
     keeper: asyncio.Task[None] | None = None
     resident_bytes: int = 0
     """Weights in its memory, as it said last."""
+    models: set[str] = field(default_factory=set)
+    """Fingerprints and digests of what it was told of."""
     is_old: bool = False
     """Whether it ends with the leases that it has."""
 
@@ -209,6 +213,18 @@ class Lending:
         for child in self._children.values():
             child.is_old = True
         self._end_unused()
+
+    def spoil(self, fingerprint: Fingerprint, reason: str) -> None:
+        """The bytes of a model's files are others now: end the children that may have mapped them."""
+        for child in self._children.values():
+            ready = child.ready
+            if (
+                fingerprint in child.models
+                and ready.done()
+                and not ready.cancelled()
+                and not ready.exception()
+            ):
+                ready.result().end(reason)
 
     def _end_unused(self) -> None:
         if any(lease.worker is None for lease in self.leases):
@@ -303,7 +319,13 @@ class Lending:
             await worker_process.add_model(terms.fingerprint, files, weights.tensors)
             for digest, path in weights.adapters.items():
                 await worker_process.add_model(digest, [str(path)])
+            if (child := self._children.get(worker_process.socket)) is not None:
+                child.models |= {terms.fingerprint, *weights.adapters}
             resident = await worker_process.prepare(terms.fingerprint, (terms.first, terms.last), step)
+            if (changed := weights.changed()) is not None:
+                # What it has in memory may be neither the file before nor the one after.
+                worker_process.end(changed)
+                raise LinkRefused(changed)
         finally:
             reporting.cancel()
             await asyncio.wait((reporting,))

@@ -85,6 +85,7 @@ def model_supply(
         mesh=unused,
         tell=tell,
         doing=lambda what: None,
+        failing=lambda what: None,
         progress=unused,
         on_model=unused,
     )
@@ -189,7 +190,7 @@ async def test_why_a_model_is_neither_downloaded_nor_fetched_is_told(
 
     monkeypatch.setattr(supplying, "download", fails)
     monkeypatch.setattr(supplying, "FOLLOW_RETRY_S", 0.01)
-    monkeypatch.setattr(away.model_supply, "_doing", doing.append)
+    monkeypatch.setattr(away.model_supply, "_failing", doing.append)
     monkeypatch.setattr(away.model_supply, "_wanted", lambda: planning.settings(alias="ours"))
     monkeypatch.setattr(away.model_supply, "_offers", SimpleNamespace(tell=lambda: None))
     monkeypatch.setattr(away.model_supply.drafts, "find", away.find)

@@ -108,6 +108,7 @@ class ModelService:
             mesh=mesh,
             tell=parts.announcements.tell,
             doing=self._on_supply,
+            failing=partial(self._on_supply, failed=True),
             progress=parts.progress,
             on_model=self._tell_model,
         )
@@ -130,7 +131,7 @@ class ModelService:
     async def serve(self) -> None:
         """Bring the model's files, and host it where that is to be. Returns only by failing."""
         async with task_group() as group:
-            group.create_task(self.supply.follow(self._on_files), name="model")
+            group.create_task(self.supply.follow(self._on_model), name="model")
             group.create_task(self.supply.publish_digest(), name="digest")
             group.create_task(self.supply.side_file_supply.follow(self._on_files), name="side files")
             await self.hosting.run()
@@ -140,6 +141,11 @@ class ModelService:
         self.hosting.wake()
         self.remote_engine.wake()
         self.supply.wake()
+
+    def _on_model(self) -> None:
+        """It has come, or is another one now."""
+        self.state.on_supplied()
+        self._on_files()
 
     def _on_files(self) -> None:
         """The model, or a file that goes with it, has come, or is another one now."""
@@ -197,14 +203,14 @@ class ModelService:
         self._parts.on_wait(waited_s)
 
     def _tell_model(self, facts: ModelFacts | None) -> None:
+        self.state.on_supplied()
         missing = f"{self.name} is not on this machine and --no-fetch is set; not acting as a worker"
         self._parts.announcements.say("model", missing if facts is None else described(self._config, facts))
 
-    def _on_supply(self, what: str) -> None:
+    def _on_supply(self, what: str, *, failed: bool = False) -> None:
         if self.plans.is_default:
             self._parts.starting(what)
-        else:
-            self.state.on_hosting(State.LOADING, what)
+        self.state.on_supply(State.WAITING if failed else State.LOADING, what)
 
     def _on_engine(self, run: PlanRun, report: EngineReport) -> None:
         self._parts.on_engine(report)

@@ -39,6 +39,8 @@ class ModelState:
         self.reason = "the plan is being made"
         self.progress: tuple[State, str] | None = None
         """What hosting is about; None when it serves, or leaves that to others."""
+        self._supply: tuple[State, str] | None = None
+        """What is done to bring its files, while they are not here."""
         self._mesh = mesh
         self._plans = plans
         self._engines = engines
@@ -56,6 +58,8 @@ class ModelState:
             self.value, self.reason = State.SERVING, ""
         elif self._demand.rests:
             self.value, self.reason = State.WAITING, AT_HAND
+        elif self._supply is not None and self._plans.serving() is None:
+            self.value, self.reason = self._supply
         elif self.progress is not None:
             self.value, self.reason = self.progress
         elif (published := self._plans.serving()) is not None:
@@ -82,6 +86,19 @@ class ModelState:
         if not self._mesh.has_company():
             # Alone, a person may rather change an option than fetch another machine.
             self._say("advice", f"On this machine alone: {self._advice()}")
+
+    # -- what its supply reports ---------------------------------------------------------------------
+
+    def on_supply(self, state: State, what: str) -> None:
+        """Its files are being brought, or are waited for."""
+        self._supply = (state, what)
+        self._demand.reason = what
+        self._on_change()
+
+    def on_supplied(self) -> None:
+        """Nothing more is done about its files."""
+        self._supply = None
+        self._on_change()
 
     # -- what hosting reports ------------------------------------------------------------------
 

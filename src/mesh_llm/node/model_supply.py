@@ -60,10 +60,14 @@ class ModelSupply:
         mesh: Mesh,
         tell: EventSink,
         doing: Callable[[str], None],
+        failing: Callable[[str], None],
         progress: ProgressSink,
         on_model: Callable[[ModelFacts | None], None],
     ) -> None:
-        """`settings`: the model's, and how it is served; `config`: what this node was asked to do with it."""
+        """`settings`: the model's, and how it is served; `config`: what this node was asked to do with it.
+
+        `failing`: told why the model could not be brought, while that is tried again.
+        """
         self._on_model = on_model
         self._settings = settings
         self._offers = offers
@@ -76,6 +80,7 @@ class ModelSupply:
         self._mesh = mesh
         self._tell = tell
         self._doing = doing
+        self._failing = failing
         self._progress = progress
         self.drafts = DraftModels(config=config, model_files=model_files, tell=tell)
         self._wake = asyncio.Event()
@@ -157,6 +162,7 @@ class ModelSupply:
             if self._joining.sets_plan:
                 raise
             self._tell(Event(kind="model", text=f"{error.message}; trying again"))
+            self._failing(f"{error.message}; trying again")
             return None
         self._on_model(model)
         return model
@@ -232,7 +238,7 @@ class ModelSupply:
                 log.warning("no model yet alias=%s: %s", wanted.alias, error.message)
                 text = f"{wanted.alias} could not be fetched: {error.message}; trying again"
                 self._tell_once(text)
-                self._doing(text)
+                self._failing(text)
                 continue
             pause_s, refused = None, wanted.fingerprint if model is None else None
             self._on_model(model)

@@ -241,7 +241,7 @@ class Node:
             progress=self._progress,
             hardware=lambda: self.hardware,
             node_state=lambda: (self.state.value, self.state.reason),
-            starting=lambda what: self.state.change(State.STARTING, what),
+            starting=self.state.start,
             on_change=self.state.reflect,
             on_engine=lambda report: self.metrics.on_engine(report),
             on_wait=self._gateway.on_wait,

@@ -28,6 +28,11 @@ class NodeState:
         self.takes_part = True
         self.reflect()
 
+    def start(self, what: str) -> None:
+        """What it is busy with; once it takes part, its state is that of its default model."""
+        if not self.takes_part:
+            self.change(State.STARTING, what)
+
     def reflect(self) -> None:
         """Derive the state anew."""
         models = self._models()

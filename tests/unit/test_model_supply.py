@@ -178,8 +178,15 @@ async def test_where_nothing_can_be_downloaded_peers_deliver_a_small_one(
     assert away.said == ["the package index cannot be reached; asking the mesh for big instead"]
 
 
+@pytest.mark.parametrize(
+    ("alias", "named"),
+    [
+        pytest.param("ours", "ours could not be fetched: ", id="not named yet"),
+        pytest.param("package index", "", id="named already"),
+    ],
+)
 async def test_why_a_model_is_neither_downloaded_nor_fetched_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alias: str, named: str
 ) -> None:
     """At the terminal once, and in the status as long as it lasts."""
     away = Away(monkeypatch, tmp_path, model="smollm2", found=NOW)
@@ -191,7 +198,7 @@ async def test_why_a_model_is_neither_downloaded_nor_fetched_is_told(
     monkeypatch.setattr(supplying, "download", fails)
     monkeypatch.setattr(supplying, "FOLLOW_RETRY_S", 0.01)
     monkeypatch.setattr(away.model_supply, "_failing", doing.append)
-    monkeypatch.setattr(away.model_supply, "_wanted", lambda: planning.settings(alias="ours"))
+    monkeypatch.setattr(away.model_supply, "_wanted", lambda: planning.settings(alias=alias))
     monkeypatch.setattr(away.model_supply, "_offers", SimpleNamespace(tell=lambda: None))
     monkeypatch.setattr(away.model_supply.drafts, "find", away.find)
     following = asyncio.create_task(away.model_supply.follow(lambda: None))
@@ -200,8 +207,8 @@ async def test_why_a_model_is_neither_downloaded_nor_fetched_is_told(
         while sum(why in each for each in doing) < 3:
             await asyncio.sleep(0.01)
     following.cancel()
-    assert f"ours could not be fetched: {why}; trying again" in doing
-    assert away.said.count(f"ours could not be fetched: {why}; trying again") == 1
+    assert f"{named}{why}; trying again" in doing
+    assert away.said.count(f"{named}{why}; trying again") == 1
 
 
 async def test_the_catalogs_file_has_to_be_the_meshs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

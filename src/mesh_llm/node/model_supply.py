@@ -236,7 +236,10 @@ class ModelSupply:
             except MeshError as error:
                 pause_s = FOLLOW_RETRY_S
                 log.warning("no model yet alias=%s: %s", wanted.alias, error.message)
-                text = f"{wanted.alias} could not be fetched: {error.message}; trying again"
+                why = error.message
+                if wanted.alias not in why:
+                    why = f"{wanted.alias} could not be fetched: {why}"
+                text = f"{why}; trying again"
                 self._tell_once(text)
                 self._failing(text)
                 continue

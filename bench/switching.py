@@ -129,6 +129,8 @@ async def _mesh_llm(*arguments: str) -> str:
 async def _next(asker: Client, node: Server, switches: int) -> float:
     """Ask for the model that is not loaded, once the other one may go."""
     loaded, other = NAMES[switches % 2], NAMES[1 - switches % 2]
+    # It may have gone while the engine alone was measured. Loaded anew, it stays for as long as before.
+    await _switch(asker, node, loaded)
     await asyncio.sleep(_STAYED_S - _RESTS_S)
     await _switch(asker, node, loaded)
     await asyncio.sleep(_RESTS_S)

@@ -383,6 +383,13 @@ def test_solo_moves_for_what_is_clearly_faster(gb_s: float, moves: bool) -> None
     assert after.host == ("b" if moves else "a")
 
 
+def test_solo_does_not_move_between_nodes_of_one_machine_for_what_was_measured() -> None:
+    plan = fresh(mesh(node("a", 64, gb_s=40, machine="box")))
+    both = mesh(node("a", 64, gb_s=40, machine="box"), node("b", 64, gb_s=90, machine="box"))
+
+    assert decide(both, BIG, settings(), current=running(plan)).host == "a"
+
+
 def test_a_split_ends_when_one_node_holds_it() -> None:
     plan = fresh(mesh(node("a", 12), node("b", 12), rtt_ms=40))
     after = decide(

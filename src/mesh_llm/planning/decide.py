@@ -21,6 +21,7 @@ from mesh_llm.planning.fit import smallest_context, stage_need
 from mesh_llm.planning.lanes import lanes_for
 from mesh_llm.planning.layer_costs import Span
 from mesh_llm.planning.manual_layers import obeys_ratios
+from mesh_llm.planning.memory_budget import used_gpus
 from mesh_llm.planning.memory_layout import Allocation
 from mesh_llm.planning.placement import Layout, seconds_of
 from mesh_llm.planning.plan_inputs import PlanInputs
@@ -171,10 +172,23 @@ def _beaten(asked: Question, inputs: PlanInputs, layout: Layout, best: Proposal)
         return len(best.layout.spans) > len(layout.spans)
     if inputs.load.settings.context < useful_context(asked.model) <= best.inputs.load.settings.context:
         return asked.settings.context is None
+    if _are_alike(asked.snapshot, layout, best.layout):
+        return False
     # Delays stray by themselves: only what would be better in spite of that is.
     now = seconds_of(inputs, layout, delay_factor=DELAY_LESS)
     then = seconds_of(best.inputs, best.layout, delay_factor=DELAY_MORE)
     return now is not None and then is not None and now >= CLEARLY_FASTER * then
+
+
+def _are_alike(snapshot: Snapshot, one: Layout, other: Layout) -> bool:
+    """Whether one node computes all, of two on the same cores: their speeds differ as far as others disturbed
+    the measuring."""
+    nodes = snapshot.node(one.host), snapshot.node(other.host)
+    if not one.solo or not other.solo or nodes[0] is None or nodes[1] is None:
+        return False
+    here, there = nodes[0].facts, nodes[1].facts
+    same = bool(here.machine) and (here.machine, here.threads) == (there.machine, there.threads)
+    return same and not used_gpus(here) and not used_gpus(there)
 
 
 def _plan(asked: Question, best: Proposal | Shortage, demand: int) -> Plan:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -229,6 +230,27 @@ async def test_cancelling_while_it_starts_leaves_nothing(family: str) -> None:
             await task
 
     until(lambda: alive(family) == 0, within_s=WAIT_S, what="all of them are gone")
+
+
+async def test_a_start_is_not_cancelled_halfway(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    start, begun = asyncio.create_subprocess_exec, asyncio.Event()
+
+    async def start_slowly(*argv: str, **options: Any) -> asyncio.subprocess.Process:
+        begun.set()
+        await asyncio.sleep(0.05)
+        started.append(await start(*argv, **options))
+        return started[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_slowly)
+    task = asyncio.create_task(run(["sleep", "600"], timeout_s=WAIT_S))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
+    assert alive(family) == 0
 
 
 async def test_without_a_session_of_its_own_it_stays_in_our_group() -> None:

@@ -115,7 +115,9 @@ async def spawn(
     With `own_session` off it stays in our group and is killed along with us. Lines of its standard
     output are cut at `line_limit_bytes`; those of its standard error, which go to logs, are made printable.
     """
-    try:
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start() -> None:
         process = await asyncio.create_subprocess_exec(
             *(os.fspath(part) for part in argv),
             stdin=subprocess.PIPE,
@@ -126,8 +128,19 @@ async def spawn(
             env={**_inherited(), **(env or {})},
             cwd=cwd,
         )
+        started.append(process)
+
+    interruption: asyncio.CancelledError | None = None
+    try:
+        # Cancelled halfway, asyncio takes the child's end from under its own watcher, which complains.
+        await uninterrupted(start(), f"start of {argv[0]}")
     except OSError as error:
         raise MeshError(f"cannot start {argv[0]}: {error.strerror}") from error
+    except asyncio.CancelledError as error:
+        if not started:
+            raise
+        interruption = error
+    (process,) = started
     child = Child(process, own_session=own_session)
 
     def keep(line: str) -> None:
@@ -145,6 +158,8 @@ async def spawn(
         ),
     ]
     try:
+        if interruption is not None:
+            raise interruption
         yield child
         # The block may end because the child did: its last words are still in the pipes.
         if process.returncode is not None:

@@ -181,4 +181,6 @@ def _notes(rows: Sequence[Fitting], rooms: FreeMemory) -> Iterable[str]:
         yield "A speed is predicted once every node has measured its own, at its first start"
     if rooms.mesh is None and not rooms.runs:
         yield "For this machine alone: no node runs on this home"
+    if rooms.runs:
+        yield "As if the mesh served no other model; mesh-llm plan counts what it serves"
     yield "mesh-llm plan --model NAME shows the whole calculation, mesh-llm download NAME gets a model"

@@ -64,7 +64,9 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_an_interrupted_download_leaves_nothing(index: Index, number: signal.Signals, status: int) -> None:
     index.answers(SLOW)
     with start("download", "smollm2", env=index.env) as running:

@@ -162,3 +162,12 @@ def test_ctrl_c_ends_an_offer_and_closes_it(home: Path, offering: Offering, seen
         ended_by_ctrl_c(screen)
         assert not offering.is_open
         assert offering.answered == []
+
+
+def test_an_offer_ends_with_its_terminal(home: Path) -> None:
+    offering = Offering()
+    with serving(home, offering), Screen([*MESH_LLM, "invite", "--pair", "--home", home]) as screen:
+        screen.until_seen("Code: 123 456")
+        screen.signal(signal.SIGHUP)
+        assert screen.wait(within_s=SOON_S) == 129
+        assert not offering.is_open

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -118,8 +117,6 @@ def _kinds(only: str | None) -> Sequence[str]:
 
 def _run(asked: Asked, file: Path | None) -> list[Record]:
     log = ChaosLog(file)
-    # As Ctrl-C: what was started ends before this does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run_loop(run(asked, log, tell=lambda text: click.echo(text, err=True)))
     finally:

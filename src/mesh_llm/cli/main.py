@@ -23,6 +23,8 @@ from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
 from mesh_llm.errors import MeshError, of_system
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from click.shell_completion import CompletionItem
 
 _PARTS = f"engine {ENGINE_PACKAGE} {ENGINE_VERSION}, protocol {PROTOCOL_VERSION}"
@@ -173,12 +175,34 @@ def _print_traceback() -> None:
     traceback.print_exc()
 
 
+class _Interrupt:
+    """Ends a command by another signal than Ctrl-C's; where a loop runs, as Ctrl-C does: by cancelling.
+
+    An exception raised within a loop would leave half done whatever was under way.
+    """
+
+    def __init__(self) -> None:
+        self.number: int = signal.SIGINT
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt) and interrupt is not signal.default_int_handler:
+            interrupt(signal.SIGINT, frame)
+        else:
+            sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point: every failure becomes one sentence and the right exit code."""
     secret.hide()
     debug = "--debug" in sys.argv[1:]
-    # By its default this signal would leave a compiler or pip running; a node drains on it instead.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # By their default these would leave a compiler or pip running, or an offer open; a node drains on them
+    # instead. The second is a terminal that was closed, which `nohup` has ignored.
+    interrupt = _Interrupt()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     try:
         status = command_group().main(prog_name="mesh-llm", standalone_mode=False)
     except MeshError as error:
@@ -197,7 +221,7 @@ def main() -> None:
         print(f"Error: {message}\nHint: {hint}", file=sys.stderr)
         status = 2
     except (click.Abort, KeyboardInterrupt):
-        status = 130
+        status = 128 + interrupt.number
     except OSError as error:
         # A full disk, a folder that may not be written to: the person's to mend, and no mistake of ours.
         if debug:

@@ -6,7 +6,6 @@ import asyncio
 import getpass
 import os
 import shutil
-import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -206,9 +205,6 @@ def install(no_start: bool, options: tuple[str, ...]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     before = {path: _text(path) for path in (made.environment_file, file)}
     ran = before[file] is not None and asyncio.run(_runs(manager, made))
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        # The terminal is closed, or its connection lost, while the node joins: as by Ctrl-C.
-        signal.signal(signal.SIGHUP, lambda number, _: sys.exit(128 + number))
     try:
         texts = {made.environment_file: environment_text(variables), file: manager.text(made).decode()}
         # In one piece: a manager that reads half a file complains about it.

@@ -79,6 +79,8 @@ class ReplicaStatus:
     nodes: Annotated[tuple[Name, ...], _STAGES]
     crowded: bool
     """Requests wait there, or did a while ago."""
+    lanes: int = 1
+    """Engines that run the plan at the same time."""
 
 
 @frozen

@@ -27,9 +27,10 @@ def test_status_page_and_metrics_show_models_replicas_and_lanes(browser: Browser
         def seen() -> bool:
             status = owner.status()
             lanes = [lane["state"] for lane in status["engine"]["lanes"]]
-            return lanes == ["ready", "ready"] and {each["state"] for each in status["models"]} == {"serving"}
+            engines = Scrape(owner.ask("/metrics").body).of("mesh_llm_engine_lanes", "model")
+            return lanes == ["ready", "ready"] and engines == {"tiny": 2, "coder": 2}
 
-        until(seen, within_s=90, what="both models are served, the first by two engines")
+        until(seen, within_s=90, what="both models are served, each by two engines")
 
         told = mesh_llm("status", "--home", owner.home).stdout
         assert re.search(r"^lanes +2 engines over the same stages, with 0 \+ 0 requests$", told, re.MULTILINE)
@@ -39,16 +40,24 @@ def test_status_page_and_metrics_show_models_replicas_and_lanes(browser: Browser
             "coder",
         ]
 
+        assert all("owner (2 lanes)" in " ".join(row) for row in rows if row and row[0] in ("tiny", "coder"))
+
         series = Scrape(owner.ask("/metrics").body)
         assert series.of("mesh_llm_model_serving", "model") == {"tiny": 1, "coder": 1}
         assert series.of("mesh_llm_model_replicas", "model") == {"tiny": 1, "coder": 1}
         assert series.of("mesh_llm_model_replicas_wanted", "model") == {"tiny": 1, "coder": 1}
-        assert series.value("mesh_llm_engine_lanes") == 2
+        assert series.of("mesh_llm_model_lanes", "model") == {"tiny": 2, "coder": 2}
 
         with visit(browser, str(owner.status()["console"]["url"])) as visited:
             page = visited.open()
             expect(page.locator("#models-list li strong")).to_have_text(["tiny", "coder"])
+            expect(page.locator("#models-list li span")).to_have_text(
+                [
+                    "serving, 1 of 1 replicas on owner (2 lanes), the default one",
+                    "serving, 1 of 1 replicas on owner (2 lanes)",
+                ]
+            )
             facts = page.locator("#model-facts")
-            expect(facts).to_contain_text("Replicas1 of 1: owner")
+            expect(facts).to_contain_text("Replicas1 of 1: owner (2 lanes)")
             expect(facts).to_contain_text("Lanes2 engines over the same stages, with 0 + 0 requests")
             visited.check()

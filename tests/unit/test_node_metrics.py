@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,10 +19,13 @@ from mesh_llm.engine.telemetry import Rates
 from mesh_llm.gateway.lanes import Lanes
 from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.membership.heartbeat import MEMBER_RTT_LEAST
+from mesh_llm.mesh_settings import as_one
+from mesh_llm.node.model_service import ModelService
 from mesh_llm.node.node import Node
 from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Peer
 from mesh_llm.types import (
+    Fingerprint,
     Mode,
     NodeId,
     Place,
@@ -34,6 +38,7 @@ from mesh_llm.types import (
     StageCounters,
     State,
 )
+from tests.support import planning
 from tests.support.composed import ANN, BEN, a_node, admit
 from tests.support.planning import plan_of
 from tests.support.series import Scrape
@@ -196,6 +201,44 @@ async def test_a_worker_tells_of_the_plan_and_not_of_the_hosts_engine(node: Node
     assert seen.value("mesh_llm_plan_epoch") == 3
     assert seen.of("mesh_llm_stage_layers", "node") == {"ann": 10, "here": 20}
     assert "mesh_llm_stage_runs_total" not in seen.names()
+
+
+CODER = Fingerprint("c" * 64)
+
+
+def serve_beside(node: Node) -> ModelService:
+    """Make `coder` the mesh's second model."""
+    beside = as_one(planning.settings(alias="coder", fingerprint=CODER, replicas=(1, 2)))
+    node.joining.membership = membership = node.mesh.membership
+    membership.set(planning.settings(others=(beside,)), node.identity, now=time.time())
+    service = ModelService(node.models._parts, node.config, CODER)
+    node.models.services.append(service)
+    return service
+
+
+async def test_a_model_that_is_not_the_default_one_is_shown_with_its_lanes_and_replicas(node: Node) -> None:
+    me, service = node.identity.id, serve_beside(node)
+    plan = replace(a_plan(me, a_stage(me, 0, 10), a_stage(ANN, 10, 30)), lanes=2)
+    run = ServingRun(3, plan)
+    run.lanes.all.append(SimpleNamespace(**{**vars(run.lanes.all[0]), "number": 2}))
+    service.hosting.serving = cast(PlanRun, run)
+    service.plans.publish(ServingPlan(epoch=3, plan=plan, fingerprint=CODER))
+    second = ServingPlan(epoch=4, plan=a_plan(ANN, a_stage(ANN, 0, 30)), fingerprint=CODER, replica=1)
+    admit(node, ANN, name="ann", state=State.SERVING, replicas=(second,))
+
+    seen = scrape(node)
+    told = (await node.status())["models"][1]
+
+    assert [(each["host"], each["lanes"]) for each in told["replicas"]] == [(me, 2), (ANN, 1)]
+    assert seen.of("mesh_llm_model_replicas", "model") == {"big": 0, "coder": 2}
+    assert seen.of("mesh_llm_model_lanes", "model") == {"big": 0, "coder": 3}
+    assert seen.of("mesh_llm_engine_lanes", "model") == {"coder": 2}
+    assert seen.value("mesh_llm_engine_lane_requests", model="coder", lane="2") == 0
+    assert seen.value("mesh_llm_process_resident_memory_bytes", process="engine") > 10 << 20
+    assert seen.value("mesh_llm_process_cpu_seconds_total", process="engine") > 0
+    assert seen.value("mesh_llm_process_open_fds", process="engine") > 3
+    assert seen.value("mesh_llm_weights_sent_bytes_total") == 77
+    assert seen.of("mesh_llm_weights_resident_bytes", "process")["engine"] == 10_000
 
 
 async def test_speed_is_measured_from_the_engines_own_series(node: Node) -> None:

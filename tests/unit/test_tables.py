@@ -117,6 +117,14 @@ def test_priorities_are_shown_where_owners_have_set_any() -> None:
     assert [row[:3] for row in rows] == [("coder", "0", "serving"), ("coder", "-3", "serving")]
 
 
+def test_every_replica_is_shown_with_its_lanes() -> None:
+    replicas = [{"host": "a", "nodes": ["a", "b"], "lanes": 2}, {"host": "b", "nodes": ["b"], "lanes": 1}]
+    rows, headers = tables.served_models([served(host="a", replicas=replicas)], {"a": "ann", "b": "ben"})
+    assert dict(zip(headers, rows[0], strict=True))["host"] == "ann (2 lanes), ben"
+    rows, _ = tables.served_models([served(host="a"), served()], {"a": "ann"})
+    assert [row[2] for row in rows] == ["ann", "–"]
+
+
 @pytest.mark.parametrize(("told", "read"), [(-100, -100), (100, 100), (101, 0), (True, 0), ("9", 0)])
 def test_a_priority_of_another_node_is_one_that_owners_can_set(told: object, read: int) -> None:
     assert served(priority=told).priority == read

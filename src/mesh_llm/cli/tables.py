@@ -180,16 +180,21 @@ def with_priorities(
 
 def _served_model(model: schema.ServedModelStatus, names: Names) -> tuple[str, ...]:
     state = f"{model.state}: {model.reason}" if model.reason else model.state
-    hosts = [each.host for each in model.replicas] or [model.host or ""]
     nodes = dict.fromkeys(node for each in model.replicas for node in each.nodes) or model.nodes
     return (
         f"{model.name} (default)" if model.default else model.name,
         state,
-        ", ".join(names.get(host, "–") for host in hosts),
+        ", ".join(_host(each, names) for each in model.replicas) or names.get(model.host or "", "–"),
         str(model.context or "–"),
         str(model.slots or "–"),
         ", ".join(names.get(node, node[:8]) for node in nodes) or "–",
     )
+
+
+def _host(replica: schema.ReplicaStatus, names: Names) -> str:
+    """`desk`, or `desk (2 lanes)`."""
+    lanes = f" ({replica.lanes} lanes)" if replica.lanes > 1 else ""
+    return names.get(replica.host, "–") + lanes
 
 
 def how_planned(plan: schema.PlanStatus, names: Names) -> str:

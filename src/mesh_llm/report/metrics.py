@@ -26,7 +26,7 @@ from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.report.metric_families import gauge, labelled, one_of, summed
 from mesh_llm.report.process_usage import usage
-from mesh_llm.report.view import NodeView
+from mesh_llm.report.view import ModelView, NodeView
 from mesh_llm.types import (
     Mode,
     NodeId,
@@ -107,6 +107,7 @@ class NodeMetrics(Collector):
         yield from self._stages(plan)
         yield from self._links(members, plan)
         yield from self._engine()
+        yield from self._lanes()
         yield from self._memory()
         yield from self._processes()
         yield from self._counts()
@@ -160,6 +161,12 @@ class NodeMetrics(Collector):
             "How often it is to run, by what owners have set and by the requests that wait.",
             ("model",),
             [((health.model or "",), float(view.plans.wanted())) for view, health in models],
+        )
+        yield labelled(
+            "mesh_llm_model_lanes",
+            "Engines that answer with the model in the mesh, by the plans of all its replicas.",
+            ("model",),
+            [((health.model or "",), float(_planned_lanes(view))) for view, health in models],
         )
         yield labelled(
             "mesh_llm_model_queue_waiting",
@@ -284,6 +291,7 @@ class NodeMetrics(Collector):
         )
 
     def _engine(self) -> Iterator[Metric]:
+        """Of the default model."""
         hosting = self._view.hosting
         run = hosting.serving or hosting.starting
         report = _report(run)
@@ -307,30 +315,44 @@ class NodeMetrics(Collector):
             run.rates.prompt_tok_s if run is not None else 0.0,
         )
         yield from _guesses((run.speculation if run is not None else None) or SpeculationCounters())
-        lanes = [(lane, run.lanes.turns.taken(lane.url)) for lane in run.lanes.all] if run is not None else []
-        yield gauge(
-            "mesh_llm_engine_lanes",
-            "Engines of this node that answer for the default model.",
-            sum(lane.report.state is EngineState.READY for lane, _ in lanes),
-        )
-        yield labelled(
-            "mesh_llm_engine_lane_requests",
-            "Requests that each engine of a split plan answers now.",
-            ("lane",),
-            [((str(lane.number),), taken) for lane, taken in lanes],
-        )
         yield labelled(
             "mesh_llm_engine_buffer_bytes",
             "The engine's buffers by kind, as it reports them.",
             ("kind",),
             [((kind,), size) for kind, size in sorted(report.buffers.items())],
         )
-        sent = sum(counters.weight_bytes for counters in run.counters().values()) if run is not None else 0
+
+    def _lanes(self) -> Iterator[Metric]:
+        """Of all models that have engines here."""
+        runs = [
+            (view.health().model or "", run)
+            for view in self._view.models()
+            if (run := view.hosting.serving or view.hosting.starting) is not None
+        ]
+        yield labelled(
+            "mesh_llm_engine_lanes",
+            "Engines of this node that answer with the model.",
+            ("model",),
+            [
+                ((model,), sum(lane.report.state is EngineState.READY for lane in run.lanes.all))
+                for model, run in runs
+            ],
+        )
+        yield labelled(
+            "mesh_llm_engine_lane_requests",
+            "Requests that each engine of this node answers now.",
+            ("model", "lane"),
+            [
+                ((model, str(lane.number)), run.lanes.turns.taken(lane.url))
+                for model, run in runs
+                for lane in run.lanes.all
+            ],
+        )
         yield summed(
             "mesh_llm_weights_sent_bytes",
             "Weights that went over links because a worker lacked the model's file.",
             (),
-            [((), sent)],
+            [((), sum(each.weight_bytes for _, run in runs for each in run.counters().values()))],
         )
 
     def _memory(self) -> Iterator[Metric]:
@@ -343,9 +365,9 @@ class NodeMetrics(Collector):
         yield gauge(
             "mesh_llm_memory_lent_bytes", "Of it, lent to the hosts of plans.", view.lending.lent_bytes
         )
-        run = view.hosting.serving
-        stages = run.plan.stages if run is not None and run.port is not None else ()
-        own = sum(stage.weight_bytes for stage in stages if stage.node == view.id)
+        runs = [run for model in view.models() if (run := model.hosting.serving) is not None and run.port]
+        stages = [stage for run in runs for stage in run.plan.stages if stage.node == view.id]
+        own = sum(stage.weight_bytes for stage in stages)
         yield labelled(
             "mesh_llm_weights_resident_bytes",
             "Weights in the memory of this node's children.",
@@ -355,7 +377,7 @@ class NodeMetrics(Collector):
 
     def _processes(self) -> Iterator[Metric]:
         view = self._view
-        lanes = [lane for run in view.hosting.runs for lane in run.lanes.all]
+        lanes = [lane for model in view.models() for run in model.hosting.runs for lane in run.lanes.all]
         engines = [pid for lane in lanes if (pid := lane.report.pid) is not None]
         # A llama-server of the user's own is a child of our child.
         used = {
@@ -538,6 +560,10 @@ def _guesses(seen: SpeculationCounters) -> Iterator[Metric]:
         "Decoding speed relative to the speed without speculative decoding; 1 before anything was drafted.",
         seen.plain_seconds / seen.seconds if seen.seconds else 1.0,
     )
+
+
+def _planned_lanes(model: ModelView) -> int:
+    return sum(serving.plan.lanes for _, serving in model.plans.replicas().values())
 
 
 def _report(run: PlanRun | None) -> EngineReport:

@@ -114,6 +114,7 @@ def _served(model: ModelView) -> ServedModelStatus:
                 mode=serving.plan.mode,
                 nodes=_nodes(serving.plan),
                 crowded=model.plans.is_crowded_at(host, serving),
+                lanes=serving.plan.lanes,
             )
             for host, serving in model.plans.replicas().values()
         ),

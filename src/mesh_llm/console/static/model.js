@@ -23,22 +23,24 @@ function facts(status) {
   const list = [];
   const add = (name, text) => text && list.push([name, text]);
   if (model) {
-    add("Size", model.size_bytes ? bytes(model.size_bytes) : "");
+    add("Size", model.size_bytes && bytes(model.size_bytes));
     add("Quantisation", model.quantisation);
-    add("Layers", model.layers ? String(model.layers) : "");
-    add("Context", model.context ? contextText(model) : "");
+    add("Layers", model.layers && String(model.layers));
+    add("Context", model.context && contextText(model));
     add("Draft", draftText(model.draft));
   }
   if (plan) {
     add("Plan", planText(status, plan));
-    add("Prediction", plan.predicted_tok_s_low ? rangeText(plan) : "");
-    add("Replicas", replicasText(status, status.models[0]));
+    add("Prediction", plan.predicted_tok_s_low && rangeText(plan));
+    const [served] = status.models;
+    const count = countText(served);
+    add("Replicas", count && `${count}: ${hostsText(status, served)}`);
     add("Lanes", lanesText(plan, engine));
-    add("Memory", plan.need_bytes ? `${bytes(plan.need_bytes)} needed, ${bytes(plan.have_bytes)} there` : "");
+    add("Memory", plan.need_bytes && `${bytes(plan.need_bytes)} needed, ${bytes(plan.have_bytes)} there`);
   }
   if (engine) {
     add("Engine", engineText(engine));
-    add("Weights sent", engine.state === "ready" ? sentText(engine.weights_sent_bytes) : "");
+    add("Weights sent", engine.state === "ready" && sentText(engine.weights_sent_bytes));
   }
   return list;
 }
@@ -55,22 +57,23 @@ function draftText(draft) {
 }
 
 function planText(status, plan) {
-  const number = plan.epoch === null || plan.epoch === undefined ? "" : `no. ${plan.epoch}, `;
+  const number = plan.epoch === null ? "" : `no. ${plan.epoch}, `;
   if (plan.mode === "waiting") return `${number}waiting for more memory`;
-  const host = `host ${nameOf(status, plan.host)}`;
-  return plan.mode === "solo" ? `${number}whole on ${nameOf(status, plan.host)}` : `${number}split, ${host}`;
+  return `${number}${plan.mode === "solo" ? "whole on" : "split, host"} ${nameOf(status, plan.host)}`;
 }
 
-function replicasText(status, served) {
-  if (!served || served.replicas_most < 2) return "";
-  const hosts = served.replicas.map((replica) => nameOf(status, replica.host));
-  return `${hosts.length} of ${served.replicas_wanted}: ${hosts.join(", ")}`;
-}
+const countText = (served) =>
+  served?.replicas_most > 1 ? `${served.replicas.length} of ${served.replicas_wanted}` : "";
+
+const hostsText = (status, served) =>
+  served.replicas
+    .map((replica) => nameOf(status, replica.host) + (replica.lanes > 1 ? ` (${replica.lanes} lanes)` : ""))
+    .join(", ");
 
 function lanesText(plan, engine) {
   const ready = (engine?.lanes ?? []).filter((lane) => lane.state === "ready");
   const requests = ready.map((lane) => lane.requests).join(" + ");
-  if (plan.lanes < 2) return plan.lanes_reason ? `1: ${plan.lanes_reason}` : "";
+  if (plan.lanes < 2) return plan.lanes_reason && `1: ${plan.lanes_reason}`;
   const told = `${plan.lanes} engines over the same stages${requests && `, with ${requests} requests`}`;
   return plan.lanes_reason ? `${told}; ${plan.lanes_reason}` : told;
 }
@@ -96,10 +99,12 @@ function drawModels(status) {
     make: () => h("li", {}, h("strong"), h("span")),
     update: (item, served) => {
       say(item.firstChild, served.name);
-      const where = served.host ? ` on ${nameOf(status, served.host)}` : "";
+      const count = countText(served);
+      const state = `${served.state}${count && `, ${count} replicas`}`;
+      const where = served.host ? ` on ${hostsText(status, served)}` : "";
       const why = served.reason ? `: ${served.reason}` : "";
       const rank = served.priority ? `, priority ${served.priority}` : "";
-      say(item.lastChild, ` ${served.state}${where}${served.default ? ", the default one" : ""}${rank}${why}`);
+      say(item.lastChild, ` ${state}${where}${served.default ? ", the default one" : ""}${rank}${why}`);
     },
   });
 }
@@ -111,10 +116,7 @@ function drawSpeed(status) {
   const predicted = status.plan?.predicted_tok_s ?? 0;
   const measured = status.engine?.decode_tok_s ?? 0;
   const scale = Math.max(predicted, measured) || 1;
-  for (const [name, value] of [
-    ["predicted", predicted],
-    ["measured", measured],
-  ]) {
+  for (const [name, value] of Object.entries({ predicted, measured })) {
     say(find(`speed-${name}`), value ? `${figure(value)} tok/s` : "–");
     find(`speed-${name}-bar`).style.width = length(value / scale);
   }

@@ -266,7 +266,7 @@ class MeshOptions(EngineOptions):
     """Tokens per slot; None takes the largest that fits, up to what the model was trained on."""
     slots: int | None = _option("--parallel", _whole(0, 1 << 16), check=_whole(1, SLOTS_LIMIT))
     lanes: int | None = _option("--lanes", _whole(0, 1 << 8), check=_whole(0, LANES_LIMIT), parse=parse_lanes)
-    """Engines that run a split plan at the same time; 0, or None: as many as requests ask for."""
+    """Engines that run a split plan at the same time; 0 (`auto`): as many as requests ask for; None: one."""
     split: bool | None = _option("--split", _flag)
     tensor_split: tuple[float, ...] | None = _option("--tensor-split", _list_of(_share), parse=parse_shares)
     layers: tuple[tuple[str, int, int], ...] | None = _option("--layers", _list_of(_span), parse=parse_layers)

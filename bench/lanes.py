@@ -14,7 +14,7 @@ from statistics import median
 import psutil
 
 from bench.plan import Plan
-from bench.report import Row, Side, plain_row, ratio_row
+from bench.report import Row, Side, added_row, ratio_row
 from bench.stats import Target, at_least
 from mesh_llm.bench.client import Client, client
 from mesh_llm.bench.company import quiet
@@ -150,8 +150,8 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         "one thread for each worker and each engine, at 0 ms on two cores, at 10 ms on all that there are; "
         "engines compute embedding and output head themselves",
         "lanes share out the slots: each has as many as it gets streams",
-        "memory: PSS of two engines on a host with half of the layers; "
-        f"the host's weights are {weights / 1e6:.0f} MB",
+        "memory: PSS of engines on a host with half of the layers; what the first takes and the "
+        f"second does not add is shared; the host's weights are {weights / 1e6:.0f} MB",
     )
 
 
@@ -184,9 +184,14 @@ async def _lanes(stack: AsyncExitStack, plan: SplitPlan, count: int) -> list[Rig
     plan = replace(plan, slots=-(-STREAMS // count))
     engines: list[SplitEngine] = []
     for _ in range(count):
-        workers = engines[0].workers if engines else ()
-        engines.append(await stack.enter_async_context(split_engine(plan, workers)))
+        engines.append(await _one_more(stack, plan, engines))
     return [_rig(engine) for engine in engines]
+
+
+async def _one_more(stack: AsyncExitStack, plan: SplitPlan, beside: Sequence[SplitEngine]) -> SplitEngine:
+    """Over the workers of those that are there."""
+    workers = beside[0].workers if beside else ()
+    return await stack.enter_async_context(split_engine(plan, workers))
 
 
 def _rig(engine: SplitEngine) -> Rig:
@@ -234,15 +239,21 @@ async def _speed(asker: Client, engines: Engines, prompt: list[int], decoded: in
 async def _memory(base: SplitPlan) -> tuple[Row, int]:
     """What a second engine adds on a host with layers of its own; and the weights of these layers."""
     half = len(base.facts.layers) // 2
-    plan = replace(base, workers=(len(base.facts.layers) - half,))
+    plan = replace(base, workers=(len(base.facts.layers) - half,), slots=STREAMS // 2)
+    engines: list[SplitEngine] = []
+    taken: list[int] = []
     async with AsyncExitStack() as stack, client() as asker:
-        rigs = await _lanes(stack, plan, 2)
-        for rig in rigs:
-            await complete(asker, rig, await tokens(asker, rig, PROMPT), 4)
-        both = sum(_pss(rig.server.pid) for rig in rigs)
-        own = sum(layer.weight_bytes for layer in base.facts.layers[:half]) + base.facts.embedding_bytes
-    ours_side = Side(name="both lanes", sample=Sample((both / 1e6,)), unit="MB", digits=0)
-    return plain_row("memory of two lanes on the host", ours_side, None), own
+        for _ in range(2):
+            engines.append(await _one_more(stack, plan, engines))
+            rigs = [_rig(engine) for engine in engines]
+            await complete(asker, rigs[-1], await tokens(asker, rigs[-1], PROMPT), 4)
+            taken.append(sum(_pss(rig.server.pid) for rig in rigs))
+    own = sum(layer.weight_bytes for layer in base.facts.layers[:half]) + base.facts.embedding_bytes
+    both, alone = (
+        Side(name=name, sample=Sample((size / 1e6,)), unit="MB", digits=0)
+        for name, size in (("both lanes", taken[1]), ("the first alone", taken[0]))
+    )
+    return added_row("memory on the host: what a second lane adds", (both, alone), None, digits=0), own
 
 
 def _pss(pid: int) -> int:

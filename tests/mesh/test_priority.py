@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
 
         planned = mesh_llm("plan", "--model", file, *PLAN, "--home", owner.home)
         assert "planned beside tiny, which holds 12 MB; without it, this model would fit" in planned.stdout
+        planned = mesh_llm("plan", "--model", file, *PLAN, "--priority", "1", "--home", owner.home)
+        assert re.search(r"tiny goes to make room for it; \d+ MB to read again when it", planned.stdout)
         load(owner, file, *PLAN)
         until_states(*both, tiny="serving", coder="waiting")
         # Equals: whoever has the memory keeps it, and another priority restarts nothing.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.membership.member import Member, Standing, serving_among
 from mesh_llm.mesh_settings import as_one
+from mesh_llm.peers.mesh import Mesh
+from mesh_llm.peers.model_demand import Demands
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.experience import Experience
 from mesh_llm.report import what_if
@@ -46,6 +48,7 @@ class View:
         self.id = "me"
         self.config = NodeConfig(home=Path("home"))
         self.mesh = self.model_files = self
+        self.others_loaded = Demands(cast(Mesh, self), on_change=lambda: None).others_loaded
         self.models = lambda: [
             SimpleNamespace(settings=lambda each=each: each, hosting=SimpleNamespace(plan=plan))
             for each, plan in zip(self.in_force.models, self.plans.values(), strict=True)
@@ -71,6 +74,9 @@ class View:
 
     def replicas(self, fingerprint: Fingerprint) -> Any:
         return serving_among(self.alive(), self.in_force, fingerprint)
+
+    def serving(self, fingerprint: Fingerprint) -> Any:
+        return next(iter(self.replicas(fingerprint).values()), None)
 
     def facts(self, fingerprint: Fingerprint) -> Any:
         return planning.model(fingerprint=fingerprint)
@@ -125,3 +131,29 @@ async def test_a_served_model_is_planned_in_its_own_place(monkeypatch: pytest.Mo
     assert found["plan"]["mode"] == "waiting"
     found = await asked(monkeypatch, View(50), slots=2)
     assert (found["plan"]["mode"], found["model"]["slots"], found["notes"]) == ("solo", 2, [])
+
+
+async def test_a_more_important_model_takes_the_place_of_others_at_a_price(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The least important goes first, and no more of them than necessary."""
+    view = View(50, replace(BESIDE, priority=-1))
+    weights = sum(stage.weight_bytes for stage in view.plans[CODER.fingerprint].stages)
+    found = await asked(monkeypatch, view, model="words", context=4096, slots=1)
+    assert (found["plan"]["mode"], found["plan"]["host"]) == ("solo", "me")
+    assert found["notes"] == [
+        f"coder goes to make room for it; {weights / 1e9:.1f} GB to read again when it comes back",
+        "planned beside big, which holds 21.6 GB",
+    ]
+    found = await asked(monkeypatch, view, model="words", context=32768, slots=4, priority=1)
+    assert found["plan"]["mode"] == "solo"
+    assert found["notes"] == [
+        f"coder and big go to make room for it; {2 * weights / 1e9:.1f} GB to read again when they come back"
+    ]
+
+
+async def test_a_model_on_demand_that_answers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(50, replace(BESIDE, on_demand=True))
+    found = await asked(monkeypatch, view, model="words", context=4096, slots=1)
+    assert found["plan"]["mode"] == "waiting"
+    assert found["notes"][0].startswith("it waits for the memory of coder, which is in use")

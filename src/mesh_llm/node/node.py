@@ -288,6 +288,7 @@ class Node:
             shared_url=lambda: self.sharing.url,
             console_url=lambda: self._console.url,
             first_token=self._first_token,
+            others_loaded=self.demands.others_loaded,
             token_s=lambda run: self.history.token_s(run),
             experience=lambda plan: self._experience.of(plan),
             experience_before=lambda plan: self._experience.before(plan),

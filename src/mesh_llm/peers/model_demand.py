@@ -87,6 +87,25 @@ class Demands:
         told = self.told_of(fingerprint)
         return next((each.idle_since for id, _, each in told if published and id == published[0]), 0)
 
+    def others_loaded(self, own: ModelSettings) -> list[Loaded]:
+        """What has memory now and may have to go for `own`: models on demand, and those that give way."""
+        settings = self.mesh.settings()
+        if settings is None:
+            return []
+        others = (each for each in settings.models if each.fingerprint != own.fingerprint)
+        return [
+            Loaded(
+                fingerprint=each.fingerprint,
+                name=each.alias,
+                idle_since=self.idle_since(each.fingerprint),
+                priority=each.rank,
+                gives_way=settings.gives_way(each, own),
+            )
+            for each in others
+            if (settings.is_on_demand(each) or settings.gives_way(each, own))
+            and self.has_memory(each.fingerprint)
+        ]
+
 
 class ModelDemand:
     """Of one model."""
@@ -214,28 +233,10 @@ class ModelDemand:
 
     # -- room for it ---------------------------------------------------------------------------
 
-    def _others_loaded(self) -> list[Loaded]:
-        """Models that have memory now and may have to go: those on demand, and those that give way."""
-        settings, own = self._mesh.settings(), self._plans.settings()
-        if settings is None or own is None:
-            return []
-        others = (each for each in settings.models if each.fingerprint != own.fingerprint)
-        return [
-            Loaded(
-                fingerprint=each.fingerprint,
-                name=each.alias,
-                idle_since=self._demands.idle_since(each.fingerprint),
-                priority=each.rank,
-                gives_way=settings.gives_way(each, own),
-            )
-            for each in others
-            if (settings.is_on_demand(each) or settings.gives_way(each, own))
-            and self._demands.has_memory(each.fingerprint)
-        ]
-
     def room_for(self, plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Room | None:
         """Where nothing fits: which others have to go, if any have memory. Idle ones are asked to."""
-        loaded = self._others_loaded() if plan.mode is Mode.WAITING else []
+        own = self._plans.settings()
+        loaded = self._demands.others_loaded(own) if own is not None and plan.mode is Mode.WAITING else []
         self.hopeless = plan.mode is Mode.WAITING
         if not loaded:
             return None

@@ -18,6 +18,7 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.peers.remote_engine import RemoteEngine
 from mesh_llm.planning.experience import Experience
+from mesh_llm.planning.making_room import Loaded
 from mesh_llm.types import MeshId, NodeId, Plan
 from mesh_llm.worker.lending import Lending
 
@@ -56,6 +57,8 @@ class NodeView:
     console_url: Callable[[], str | None]
     first_token: Callable[[], FirstToken | None]
     """What the last client here waited for one, of the engine that serves now."""
+    others_loaded: Callable[[ModelSettings], Sequence[Loaded]]
+    """Models that have memory, and may have to go for another one."""
     token_s: Callable[[PlanRun], float | None]
     """Between two tokens of one answer, as last seen."""
     experience: Callable[[Plan], Experience]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.experience import Experience, plan_key
+from mesh_llm.planning.making_room import Room, make_room
 from mesh_llm.planning.other_models import without
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.planning.speculation import draft_off, made_by, model_draft_depth
@@ -49,6 +50,9 @@ from mesh_llm.types import (
 
 THIS_MACHINE = NodeId("0" * 64)
 """Stands for a node that does not run."""
+
+Beside = Mapping[Fingerprint, Sequence[Plan]]
+"""Plans of other models that have memory."""
 
 _OF_DRAFTS = ("draft", "draft_max", "no_draft")
 
@@ -140,16 +144,28 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
     whole, assumed = (whole, ()) if served is not None else _supposed(whole, model)
     settings, told = await _wished(view, served, looked_at, wishes)
     beside = _beside(view, agreed, model.fingerprint)
-    plans = [plan for plans in beside.values() for plan in plans]
-    snapshot, barred = without(whole, plans, before=plans), view.mesh.unready()
+    barred = view.mesh.unready()
+
+    def plan_without(gone: Collection[Fingerprint]) -> Plan:
+        left = _left(whole, beside, gone)
+        return decide(left, model, settings, current=None, barred=barred)
+
     plan = _running(view, served) if settings == served else None
-    if plan is None:
-        plan = decide(snapshot, model, settings, current=None, barred=barred)
+    plan = plan or plan_without(())
+    loaded = view.others_loaded(settings) if plan.mode is Mode.WAITING else ()
+    room = make_room(loaded, plan_without) if loaded else None
+    if room is not None and room.is_enough:
+        told = (*told, _room_text(room, beside))
+    if room is not None and room.goes:
+        plan, gone = room.plan, {each.fingerprint for each in room.goes}
+        beside = {fingerprint: plans for fingerprint, plans in beside.items() if fingerprint not in gone}
+    snapshot = _left(whole, beside, ())
     other = alternative(snapshot, model, settings, plan, barred=barred)
     if beside:
         alone = decide(whole, model, settings, current=None, barred=barred)
         frees = plan.mode is Mode.WAITING and alone.mode is not Mode.WAITING
-        told = (*told, _beside_text(beside, frees=frees))
+        names = [each.alias for each in agreed.models if each.fingerprint in beside]
+        told = (*told, _beside_text(names, beside, frees=frees))
     return Forecast(
         snapshot=snapshot,
         model=model,
@@ -195,8 +211,8 @@ def _running(view: NodeView, served: ModelSettings | None) -> Plan | None:
     return next((model.hosting.plan for model in own), None)
 
 
-def _beside(view: NodeView, agreed: MeshSettings, fingerprint: Fingerprint) -> dict[str, list[Plan]]:
-    """Plans of other models that have memory now, by the model's name."""
+def _beside(view: NodeView, agreed: MeshSettings, fingerprint: Fingerprint) -> Beside:
+    """Plans of other models that have memory now."""
     starting = [each for member in view.mesh.alive() for each in member.facts.starting]
     found = {}
     for model in agreed.models:
@@ -205,16 +221,35 @@ def _beside(view: NodeView, agreed: MeshSettings, fingerprint: Fingerprint) -> d
             plans |= {
                 number: each.plan for number, (_, each) in view.mesh.replicas(model.fingerprint).items()
             }
-            found[model.alias] = [plan for plan in plans.values() if plan.mode is not Mode.WAITING]
-    return {name: plans for name, plans in found.items() if plans}
+            found[model.fingerprint] = [plan for plan in plans.values() if plan.mode is not Mode.WAITING]
+    return {fingerprint: plans for fingerprint, plans in found.items() if plans}
 
 
-def _beside_text(beside: Mapping[str, Sequence[Plan]], *, frees: bool) -> str:
-    held = sum(plan.need_bytes for plans in beside.values() for plan in plans)
-    size = f"{held / 1e9:.1f} GB" if held >= 1e9 else f"{held / 1e6:.0f} MB"
-    hold, them = ("holds", "it") if len(beside) == 1 else ("hold", "them")
+def _left(snapshot: Snapshot, beside: Beside, gone: Collection[Fingerprint]) -> Snapshot:
+    """What those leave that are not `gone`."""
+    plans = [plan for fingerprint, each in beside.items() if fingerprint not in gone for plan in each]
+    return without(snapshot, plans, before=plans)
+
+
+def _beside_text(names: Sequence[str], beside: Beside, *, frees: bool) -> str:
+    held = _size(plan.need_bytes for plans in beside.values() for plan in plans)
+    hold, them = ("holds", "it") if len(names) == 1 else ("hold", "them")
     without_them = f"; without {them}, this model would fit" if frees else ""
-    return f"planned beside {' and '.join(beside)}, which {hold} {size}{without_them}"
+    return f"planned beside {' and '.join(names)}, which {hold} {held}{without_them}"
+
+
+def _room_text(room: Room, beside: Beside) -> str:
+    """Who makes room for the model, and what it costs to load them again."""
+    going = room.goes or room.stays
+    plans = [plan for each in going for plan in beside.get(each.fingerprint, ())]
+    read = _size(stage.weight_bytes for plan in plans for stage in plan.stages)
+    back = "it comes" if len(going) == 1 else "they come"
+    return f"{room.reason}; {read} to read again when {back} back"
+
+
+def _size(parts: Iterable[int]) -> str:
+    size = sum(parts)
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 async def _settings(

@@ -100,6 +100,24 @@ def test_a_lane_that_dies_takes_nobody_with_it(pair: MeshProcesses) -> None:
 
 
 @pytest.mark.full
+def test_both_lanes_go_on_where_a_worker_dies(pair: MeshProcesses) -> None:
+    host = pair.nodes["one"]
+    before = pair.serving()
+    until_both(host)
+    alone = [text(host, number) for number in range(2)]
+
+    with ThreadPoolExecutor(2) as clients:
+        answers = [clients.submit(text, host, number) for number in range(2)]
+        until(lambda: all(lane["requests"] for lane in lanes(host)), within_s=HEAL_S, what="both answer")
+        pair.kill("two")
+        assert [each.result() for each in answers] == alone
+
+    assert len(until_both(host)) == 2
+    pair.restart("two")
+    pair.serving(on=pair.nodes, above=before.epoch)
+
+
+@pytest.mark.full
 def test_lanes_come_and_go_with_the_settings_and_with_the_demand(pair: MeshProcesses) -> None:
     """Last in this file: it leaves the mesh with other settings."""
     host = pair.nodes["one"]

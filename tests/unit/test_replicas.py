@@ -105,6 +105,15 @@ def test_replicas_are_planned_on_nodes_of_their_own_and_alike_everywhere() -> No
     assert len(contexts) == 1
 
 
+def test_replicas_that_need_several_nodes_each_share_none() -> None:
+    nodes = [node(name, 14, gb_s=40) for name in ("ann", "ben", "cay", "dan")]
+    decided = [made(OneMesh(each.id, *nodes, replicas=(2, 2))) for each in nodes]
+    assert all(plans == decided[0] for plans in decided)
+    first, second = decided[0].values()
+    assert first.mode is second.mode is Mode.SPLIT
+    assert {*first.nodes}.isdisjoint(second.nodes)
+
+
 def test_a_replica_that_fits_nowhere_waits_and_leaves_the_others_alone() -> None:
     decided = made(OneMesh("ann", *NODES[:2], replicas=(3, 3)))
     assert [plan.mode for plan in decided.values()] == [Mode.SOLO, Mode.SOLO, Mode.WAITING]

@@ -19,16 +19,20 @@ from mesh_llm.results.write import read
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+PLANNING = ROOT / "docs" / "design" / "planning.md"
 RESULTS = Path(__file__).parent / "results"
 PART = re.compile(
     r"(<!-- measured: python -m bench\.summary, (\w+) -->\n).*?(<!-- /measured -->\n)", re.DOTALL
 )
 
 
+def rows_of(result: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{result}.json").read_text("utf-8"))["rows"]
+    return rows
+
+
 def row_of(result: str, measure: str) -> dict[str, Any]:
-    document = json.loads((RESULTS / f"{result}.json").read_text("utf-8"))
-    row: dict[str, Any] = next(row for row in document["rows"] if row["measure"] == measure)
-    return row
+    return next(row for row in rows_of(result) if row["measure"] == measure)
 
 
 class Cell(NamedTuple):
@@ -73,6 +77,37 @@ def table() -> str:
     head = ["| | mesh-llm | stock llama.cpp RPC |", "| --- | ---: | ---: |"]
     rows = [f"| {what} | {ours} | {theirs} |" for what, ours, theirs in CHOSEN]
     return "\n".join([*head, *rows]) + "\n"
+
+
+_DECODE, _FIRST = ": decode", ": first token"
+_REPORTED = ("the demo, as it was reported: by Q4_K alone", "73.2", "21.8", "+236 %", "0.07", "0.68", "-90 %")
+
+
+def predictions() -> str:
+    """What was predicted beside what was measured, and how many predictions were near enough."""
+    rows = rows_of("prediction")
+    shares = [row for row in rows if row["unit"] == "%" and row["ours"]["unit"] == "%"]
+    lines = [
+        "- "
+        + "; ".join([row["measure"], *(_share_of(row[side]) for side in ("ours", "theirs") if row[side])])
+        for row in shares
+    ]
+    head = ("case", "tok/s predicted", "measured", "off by", "first token predicted, s", "measured", "off by")
+    measures = {row["measure"]: row for row in rows}
+    cases = [measure.removesuffix(_DECODE) for measure in measures if measure.endswith(_DECODE)]
+    table = [
+        (case, *_pair(measures[case + _DECODE], 1), *_pair(measures[case + _FIRST], 3)) for case in cases
+    ]
+    return "\n".join([*lines, "", *markdown.table(head, [*table, _REPORTED])]) + "\n"
+
+
+def _share_of(side: dict[str, Any]) -> str:
+    return f"{side['name']}: {side['median']:.0f} %"
+
+
+def _pair(row: dict[str, Any], digits: int) -> tuple[str, str, str]:
+    predicted, measured = (f"{row[side]['median']:.{digits}f}" for side in ("ours", "theirs"))
+    return predicted, measured, f"{round(row['figure']):+d} %"
 
 
 class Shown(NamedTuple):
@@ -129,9 +164,10 @@ def section(name: str) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "overview": table,
+    "prediction": predictions,
     **{name: partial(section, name) for name in SHOWN},
 }
-PAGES = (README, BENCHMARKS)
+PAGES = (README, BENCHMARKS, PLANNING)
 
 
 def page(path: Path) -> str:

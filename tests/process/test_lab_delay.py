@@ -5,31 +5,39 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from mesh_llm.lab.rpc_proxy import COMMANDS
+
 WAIT_S = 30.0
 COMMAND = [sys.executable, "-m", "mesh_llm", "lab", "delay"]
 
 
+def echo(end: socket.socket) -> None:
+    """Every five bytes."""
+    while data := end.recv(5, socket.MSG_WAITALL):
+        end.sendall(data)
+
+
 @contextmanager
-def target() -> Iterator[str]:
-    """Answers every five bytes of one connection."""
+def target(answer: Callable[[socket.socket], None] = echo) -> Iterator[str]:
+    """For one connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(WAIT_S)
 
         def serve() -> None:
             end, _ = listener.accept()
             with end:
-                while data := end.recv(5, socket.MSG_WAITALL):
-                    end.sendall(data)
+                answer(end)
 
         serving = threading.Thread(target=serve, daemon=True)
         serving.start()
@@ -82,6 +90,60 @@ def test_a_line_is_changed_by_its_input_and_tells_what_passed() -> None:
             process.send_signal(signal.SIGINT)
         assert said(process)["passed"]["back"]["size_bytes"] == 10
         assert process.wait(WAIT_S) == 0
+
+
+def rpc_command(name: str, size: int = 0) -> bytes:
+    return struct.pack("<BQ", COMMANDS.index(name), size) + bytes(size)
+
+
+def rpc_answer(body: bytes) -> bytes:
+    return struct.pack("<Q", len(body)) + body
+
+
+def rpc_server(end: socket.socket) -> None:
+    """As stock ggml-rpc answers: its version, nothing to a graph, and a tensor."""
+    hello, graph, get = (
+        rpc_command("HELLO", 24),
+        rpc_command("GRAPH_COMPUTE", 2000),
+        rpc_command("GET_TENSOR"),
+    )
+    if end.recv(len(hello), socket.MSG_WAITALL) == hello:
+        end.sendall(rpc_answer(bytes((8, 0, 3, 0)) + bytes(24)))
+    if end.recv(len(graph + get), socket.MSG_WAITALL) == graph + get:
+        end.sendall(rpc_answer(bytes(3000)))
+    end.recv(1)
+
+
+def test_a_line_before_stock_rpc_delays_what_computes_and_tells_each_command() -> None:
+    with (
+        target(rpc_server) as where,
+        subprocess.Popen(
+            [*COMMAND, "127.0.0.1:0", where, "--rpc", "--delay", "300,0"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            here, port = process.stdout.readline().split()[0].removeprefix("tcp:").split(":")
+            with socket.create_connection((here, int(port)), timeout=WAIT_S) as end:
+                end.sendall(rpc_command("HELLO", 24))
+                assert len(end.recv(36, socket.MSG_WAITALL)) == 36
+                began = time.monotonic()
+                end.sendall(rpc_command("GRAPH_COMPUTE", 2000) + rpc_command("GET_TENSOR"))
+                assert len(end.recv(3008, socket.MSG_WAITALL)) == 3008
+                assert time.monotonic() - began >= 0.3
+        finally:
+            process.send_signal(signal.SIGINT)
+        told = process.stdout.read()
+        assert process.wait(WAIT_S) == 0
+
+    assert "3 commands, 1 of them computed" in told
+    counted = {words[0]: words[1:] for line in told.splitlines() if (words := line.split())}
+    assert counted["GRAPH_COMPUTE"] == ["1", "2.0", "kB", "0.0", "kB"]
+    assert counted["GET_TENSOR"] == ["1", "0.0", "kB", "3.0", "kB"]
+    assert counted["HELLO"][0] == "1"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from bench import members, meters, revision
 from bench import run as bench_run
 from bench.plan import Plan
+from bench.prediction import Outcome, Seen, prediction_notes, prediction_summary
 from bench.report import Result, Row, Side, added_row, added_share_row, plain_row, ratio_row
 from bench.revision import NOW, THEN, Tree
 from bench.stats import Target, Verdict, at_least, at_most, below, judge
@@ -145,6 +146,22 @@ def test_the_worst_window_is_what_counts_where_asked() -> None:
     row = plain_row("CPU", side("node", 0.1, 0.1, 1.4, unit="%"), below(1.0), worst=True)
     assert row.verdict is Verdict.MISSED
     assert row.cells()[3] == "0.1 %, worst 1.4"
+
+
+def test_what_the_demo_predicts_is_not_counted_as_a_prediction_by_a_usual_model() -> None:
+    near, far = Seen(tok_s=100, first_s=1), Seen(tok_s=200, first_s=2)
+    outcomes = [
+        Outcome(name=name, usual=usual, predicted=near, measured=(near,), again=near, measured_again=(near,))
+        for name, usual in (("case", far), ("demo", None))
+    ]
+
+    usual = prediction_summary(outcomes)[0].theirs
+    assert usual
+    assert (usual.name, usual.sample.values) == ("by Q4_K alone, of 2", (0.0,))
+    assert prediction_notes(outcomes)[1:] == (
+        "case: by Q4_K alone 200.0 tok/s, 2.000 s; after one answer 100.0 tok/s, 1.000 s",
+        "demo: after one answer 100.0 tok/s, 1.000 s",
+    )
 
 
 def sample_rows() -> tuple[Row, ...]:

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from mesh_llm.bench import grid, prompts
 from mesh_llm.bench.client import TimedAnswer, TimedStream
 from mesh_llm.bench.grid import Cell, CellFound, GridFound, GridSide, GridSpec
 from mesh_llm.bench.grid_document import THEIR_SPEEDS, document
+from mesh_llm.bench.mesh_document import document as mesh_document
 from mesh_llm.bench.mesh_document import hops_per_token
 from mesh_llm.bench.mesh_load import (
     QUICK,
     Kept,
+    LoadFound,
     LoadSpec,
     Step,
     StepSeen,
@@ -26,11 +29,12 @@ from mesh_llm.bench.mesh_load import (
 )
 from mesh_llm.bench.transport import Carried, KindFigures, SizeFigures
 from mesh_llm.bench.transport import document as links_document
+from mesh_llm.cli.bench_grid import grid as grid_command
 from mesh_llm.cli.measuring import command
 from mesh_llm.errors import MeshError, UsageError
 from mesh_llm.lab.conditions import Conditions
 from mesh_llm.lab.split import SplitPlan
-from mesh_llm.status_schema import Status, from_document
+from mesh_llm.status_schema import PlanStageStatus, Status, from_document
 from tests.support.planning import model
 
 GB = 10**9
@@ -157,6 +161,20 @@ def test_hops_go_from_worker_to_worker_or_by_the_host() -> None:
     assert hops_per_token(status(stages=[{"node": "a", "pushes": False}, {"node": "b", "pushes": True}])) == 4
 
 
+def test_what_a_plan_needs_is_told_as_planned_and_not_as_measured() -> None:
+    told = status()
+    stage = from_document(PlanStageStatus, {"node": "a", "first": 0, "last": 12, "need_bytes": 90_000_000})
+    assert told.plan
+    told = replace(told, plan=replace(told.plan, stages=(stage,)))
+
+    found = mesh_document(
+        LoadFound(steps={}, left_out=(), before=told, after=told), command="mesh-llm bench", facts={}
+    )
+
+    nodes = next(table for table in found.tables if table.title == "Nodes")
+    assert dict(zip(nodes.columns, nodes.rows[0], strict=True))["planned memory"] == "90 MB"
+
+
 def test_a_command_is_told_without_the_folder_of_its_results() -> None:
     assert command(["bench", "grid", "-o", "/tmp/x", "--quick"]) == "mesh-llm bench grid --quick"
     assert command(["bench", "--output=/tmp/x"]) == "mesh-llm bench"
@@ -201,6 +219,36 @@ def test_cells_are_every_count_with_every_latency_once() -> None:
 def test_counts_of_nodes_have_bounds(nodes: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="between 2 and 9"):
         GridSpec(model=Path("m"), nodes=nodes)
+
+
+def test_every_link_of_a_cell_is_as_bad_as_was_asked_for() -> None:
+    spec = GridSpec(model=Path("m"), jitter_s=0.003, bytes_s=5e6, loss=0.02)
+    for side in (GridSide.OURS, GridSide.STOCK):
+        setup = grid.setup(side, plan(12), Cell(nodes=3, latency_s=0.01), spec)
+        assert setup.plan.link == Conditions(delay_s=0.01, jitter_s=0.003, bytes_s=5e6, loss=0.02)
+    # A link cannot stray by more than its own delay.
+    near = grid.setup(GridSide.OURS, plan(12), Cell(nodes=3, latency_s=0.001), spec)
+    assert near.plan.link.jitter_s == 0.001
+
+
+def test_options_of_links_reach_the_grid_in_its_units(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[GridSpec] = []
+
+    async def measure(spec: GridSpec, **_: Any) -> None:
+        asked.append(spec)
+        raise MeshError("that is enough")
+
+    monkeypatch.setattr(grid, "measure", measure)
+    file = tmp_path / "m.gguf"
+    file.touch()
+    given = ["--model", str(file), "--latency", "10", "--jitter", "3", "--bandwidth", "5", "--loss", "2"]
+
+    done = CliRunner().invoke(grid_command, given)
+
+    assert isinstance(done.exception, MeshError), done.output
+    assert asked[0].link(0.01) == Conditions(delay_s=0.01, jitter_s=0.003, bytes_s=5e6, loss=0.02)
 
 
 def test_the_host_is_a_node_and_layers_are_spread_evenly() -> None:

@@ -244,6 +244,10 @@ def test_a_report_of_a_run() -> None:
     assert ("still", "No answer stands still for long while some node can hold the model.", "1") in tables[
         "What has to hold"
     ].rows
+    assert tables["What has to hold"].note.endswith(
+        "stood still for longer than that: 1, the longest for 15.2 s; the longest pause, with what computing "
+        "took: 16.5 s"
+    )
     assert tables["Answers"].rows == (("chat", "1", "1", "0", "0", "1"),)
     assert tables["The longest pauses"].rows[0][:6] == (
         "16.5",

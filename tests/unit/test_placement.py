@@ -261,6 +261,19 @@ def test_the_head_goes_to_a_much_faster_worker() -> None:
     assert not planned(node("a", 12, gb_s=40), node("b", 12, gb_s=40)).head_on_worker
 
 
+def test_the_head_goes_to_a_worker_where_the_host_has_no_room_for_it() -> None:
+    """4 GB of layers on each, 0.3 GB of embedding on one; the head of 0.4 GB lies where there is room."""
+    large = model(layers=2, layer_bytes=4 * GB)
+
+    def split(host_gb: float, worker_gb: float) -> Plan:
+        nodes = node("a", host_gb), node("b", worker_gb, hosting=HostingMode.NEVER)
+        return decide(mesh(*nodes), large, settings(), current=None)
+
+    assert (counts(split(4.8, 5)), split(4.8, 5).head_on_worker) == ({"a": 1, "b": 1}, True)
+    assert (counts(split(5, 4.5)), split(5, 4.5).head_on_worker) == ({"a": 1, "b": 1}, False)
+    assert split(4.8, 4.5).mode is Mode.WAITING
+
+
 def test_without_speeds_memory_and_id_decide() -> None:
     plan = planned(*(node(name, 12, gb_s=None) for name in "cba"), node("d", 13, gb_s=None))
 

@@ -151,8 +151,8 @@ def test_the_optimum_is_the_best_of_all_layouts(seed: int) -> None:
     assert (best and best.seconds) == pytest.approx(brute_force(inputs))
 
 
-MISSED = (1002, 1004, 1005, 1020, 1027, 1039, 1040, 1058)
-"""Of the first sixty of the lab's sample, those that planning was once more than 5 % off with."""
+MISSED = (1002, 1004, 1005, 1020, 1027, 1039, 1040, 1058, 1168, 1268, 1291)
+"""Of the lab's sample, some that planning was once more than 5 % off with."""
 
 
 @pytest.mark.parametrize("seed", [*range(12), *MISSED])

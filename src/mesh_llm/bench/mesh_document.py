@@ -177,7 +177,7 @@ def _nodes(status: Status) -> ResultTable:
                 f"{link.compute_ms:.1f} ms" if link else "–",
             )
         )
-    columns = ("node", "layers", "memory", "of", "link", "rtt", "bytes/token", "computes")
+    columns = ("node", "layers", "planned memory", "of", "link", "rtt", "bytes/token", "computes")
     return ResultTable(title="Nodes", columns=columns, rows=tuple(rows))
 
 

@@ -32,13 +32,17 @@ class Capacity:
     total: int
 
 
-def capacity(room: NodeMemory, load: LayerCosts, *, host: bool) -> Capacity | None:
-    """None where a host has no room for embedding and head; a worker without any for a layer has zero."""
+def capacity(room: NodeMemory, load: LayerCosts, *, host: bool, head: bool | None = None) -> Capacity | None:
+    """None where a host has no room for embedding and head; a worker without any for a layer has zero.
+
+    The head is the host's, unless told otherwise.
+    """
+    head = host if head is None else head
     free = Ledger().free(room)
-    last = furthest(free, load, 0, host=host, head=host)
+    last = furthest(free, load, 0, host=host, head=head)
     if last is None:
         return None if host else Capacity(gpu=0, total=0)
-    allocation = lodge(free, load, 0, last, host=host, head=host)
+    allocation = lodge(free, load, 0, last, host=host, head=head)
     return Capacity(gpu=allocation.on_gpu if allocation else 0, total=last)
 
 
@@ -92,7 +96,12 @@ def spread(total: int, nodes: Sequence[Capacity], rates: Sequence[tuple[float, f
 
 
 def lay_out(
-    inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int]
+    inputs: PlanInputs,
+    host: NodeId,
+    order: Sequence[Place],
+    wanted: Sequence[int],
+    *,
+    head_on_worker: bool = False,
 ) -> tuple[Span, ...] | None:
     """Ranges in the given order with about as many layers as wanted, exactly within everybody's memory.
 
@@ -101,7 +110,7 @@ def lay_out(
     """
     wanted = list(wanted)
     for _ in range(len(order) + 1):
-        counts, limited, left = _walk(inputs, host, order, wanted)
+        counts, limited, left = _walk(inputs, host, order, wanted, head_on_worker)
         if not left:
             return _spans(order, counts)
         roomy = [index for index in range(len(order)) if index not in limited]
@@ -110,12 +119,12 @@ def lay_out(
         most = max(roomy, key=lambda index: (inputs.room(order[index], host=host).total_bytes, -index))
         wanted = counts
         wanted[most] += left
-    counts, _, left = _walk(inputs, host, order, [inputs.load.count] * len(order))
+    counts, _, left = _walk(inputs, host, order, [inputs.load.count] * len(order), head_on_worker)
     return None if left else _spans(order, counts)
 
 
 def _walk(
-    inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int]
+    inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int], head_on_worker: bool
 ) -> tuple[list[int], set[int], int]:
     """What each gets, who could not take more, and the layers that nobody took."""
     ledger, position, carried = Ledger(), 0, 0
@@ -123,19 +132,20 @@ def _walk(
     counts: list[int] = []
     limited: set[int] = set()
     if Place(host) not in order:
-        _take(ledger, rooms[Place(host)], inputs.load, 0, 0, host=True)
+        _take(ledger, rooms[Place(host)], inputs.load, 0, 0, host=True, head=not head_on_worker)
     for index, place in enumerate(order):
         here = place.node == host
-        end = furthest(ledger.free(rooms[place]), inputs.load, position, host=here, head=here)
         # Each one behind has to get a layer: a worker without any would be no part of the plan.
         behind = len(order) - index - 1
+        head = not behind if head_on_worker else here
+        end = furthest(ledger.free(rooms[place]), inputs.load, position, host=here, head=head)
         most = max(0, furthest_cut(inputs.load.facts, end or position, behind) - position)
         want = wanted[index] + carried
         count = _uncut(inputs.load, position, min(want, most), most)
         if want > most:
             limited.add(index)
         carried = want - count
-        _take(ledger, rooms[place], inputs.load, position, position + count, host=here)
+        _take(ledger, rooms[place], inputs.load, position, position + count, host=here, head=head)
         counts.append(count)
         position += count
     return counts, limited, inputs.load.count - position
@@ -149,8 +159,10 @@ def _uncut(load: LayerCosts, position: int, count: int, most: int) -> int:
     return most if position + most == load.count else joined - position
 
 
-def _take(ledger: Ledger, room: NodeMemory, load: LayerCosts, first: int, last: int, *, host: bool) -> None:
-    allocation = lodge(ledger.free(room), load, first, last, host=host, head=host)
+def _take(
+    ledger: Ledger, room: NodeMemory, load: LayerCosts, first: int, last: int, *, host: bool, head: bool
+) -> None:
+    allocation = lodge(ledger.free(room), load, first, last, host=host, head=head)
     if allocation and (host or last > first):
         ledger.take(room, allocation.main_bytes, allocation.gpu_bytes)
 

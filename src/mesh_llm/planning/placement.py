@@ -68,11 +68,23 @@ def layers_lent(inputs: PlanInputs, node: NodeId) -> int:
 def filled(
     inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], *, quick: bool = False
 ) -> Layout | None:
-    """The host and exactly these workers, the fastest filled first. The host may end up without a layer."""
+    """The host and exactly these workers, the fastest filled first. The host may end up without a layer.
+
+    Where they hold the model only with its head on a worker, it lies there.
+    """
     if not _may_take_part(inputs, host, workers) or len(workers) > inputs.load.count:
         return None
     order = _offered(inputs, host, arrange(inputs, host, workers, quick=quick))
-    sizes = _capacities(inputs, host, order)
+    layout = _filled_over(inputs, host, order)
+    if layout is None and workers:
+        layout = _filled_over(inputs, host, order, head_on_worker=True)
+    return layout
+
+
+def _filled_over(
+    inputs: PlanInputs, host: NodeId, order: Sequence[Place], *, head_on_worker: bool = False
+) -> Layout | None:
+    sizes = _capacities(inputs, host, order, head_on_worker=head_on_worker)
     if sizes is None:
         return None
     firsts = {place.node: place for place in reversed(order)}
@@ -83,9 +95,15 @@ def filled(
     needed = [
         (place, count) for place, count in zip(order, wanted, strict=True) if count or place.node == host
     ]
-    layout = _laid(inputs, host, [place for place, _ in needed], [count for _, count in needed])
+    layout = _laid(
+        inputs,
+        host,
+        [place for place, _ in needed],
+        [count for _, count in needed],
+        head_on_worker=head_on_worker,
+    )
     if layout is None and len(needed) < len(order):
-        layout = _laid(inputs, host, order, wanted)
+        layout = _laid(inputs, host, order, wanted, head_on_worker=head_on_worker)
     return layout
 
 
@@ -158,18 +176,35 @@ def _holds(inputs: PlanInputs, place: Place) -> int:
     return inputs.sizes[place]
 
 
-def _laid(inputs: PlanInputs, host: NodeId, order: Sequence[Place], wanted: Sequence[int]) -> Layout | None:
-    spans = lay_out(inputs, host, order, wanted)
-    if spans is None or inputs.allocations(host, spans, head_on_worker=False) is None:
+def _laid(
+    inputs: PlanInputs,
+    host: NodeId,
+    order: Sequence[Place],
+    wanted: Sequence[int],
+    *,
+    head_on_worker: bool = False,
+) -> Layout | None:
+    spans = lay_out(inputs, host, order, wanted, head_on_worker=head_on_worker)
+    if spans is None or inputs.allocations(host, spans, head_on_worker=head_on_worker) is None:
         return None
     if {span.node for span in spans} | {host} != {place.node for place in order}:
         return None  # a worker without a layer
-    return Layout(host=host, spans=spans)
+    return Layout(host=host, spans=spans, head_on_worker=head_on_worker)
 
 
-def _capacities(inputs: PlanInputs, host: NodeId, order: Sequence[Place]) -> list[Capacity] | None:
+def _capacities(
+    inputs: PlanInputs, host: NodeId, order: Sequence[Place], *, head_on_worker: bool = False
+) -> list[Capacity] | None:
     rooms = divided({place: inputs.room(place, host=host) for place in order})
-    sizes = [capacity(rooms[place], inputs.load, host=place.node == host) for place in order]
+    sizes = [
+        capacity(
+            rooms[place],
+            inputs.load,
+            host=place.node == host,
+            head=place == order[-1] if head_on_worker else place.node == host,
+        )
+        for place in order
+    ]
     known = [size for size in sizes if size]
     return known if len(known) == len(sizes) else None
 
@@ -228,7 +263,8 @@ def with_head_at_best(inputs: PlanInputs, layout: Layout) -> Layout:
         others = sorted((span for span in workers if span is not last), key=lambda s: s.node == last.node)
         order = [*own, *others, last]
         wanted = [span.last - span.first for span in order]
-        moved = _laid(inputs, layout.host, [span.place for span in order], wanted)
+        places = [span.place for span in order]
+        moved = _laid(inputs, layout.host, places, wanted, head_on_worker=layout.head_on_worker)
         found = with_head(inputs, moved) if moved else first
         time = seconds_of(inputs, found)
         if time is not None and time < best_s * (1 - 1e-9):

@@ -66,7 +66,7 @@ def _promise(inputs: PlanInputs, host: NodeId, node: NodeId) -> tuple[float, Nod
 def _best_with(
     inputs: PlanInputs, host: NodeId, workers: Sequence[NodeId], steps: int, *, large: bool
 ) -> Layout | None:
-    own = capacity(inputs.rooms[host], inputs.load, host=True)
+    own = capacity(inputs.rooms[host], inputs.load, host=True, head=False)
     if own is None:
         return None
     largest = largest_first(inputs, workers)
@@ -199,8 +199,9 @@ class _Search:
         """The rate at which some of the layers are read: infinite where it is unknown."""
         inputs, spans = self.inputs, self.layout.spans
         found = [float("inf")]
+        on_worker = self.layout.head_on_worker
         for span, where in zip(
-            spans, inputs.allocations(self.host, spans, head_on_worker=False) or (), strict=False
+            spans, inputs.allocations(self.host, spans, head_on_worker=on_worker) or (), strict=False
         ):
             speed, spills = inputs.speeds[span.place], bool(inputs.room(span.place, host=self.host).gpus)
             if speed:

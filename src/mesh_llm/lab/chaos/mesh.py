@@ -147,7 +147,8 @@ class ChaosMesh:
             )
 
     def _other_version(self) -> Path:
-        """A copy of this package that says it is a later one."""
+        """A copy of this package that says it is a later one: the same code, so that what is tried is the way
+        of an upgrade, and not how code of two versions gets along."""
         if self._newer is None:
             copy = self._folder / "src" / "mesh_llm"
             shutil.copytree(_PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from mesh_llm.lab.chaos.oracles import ORACLES, ChaosFinding, of_kind, unstruck_pauses
+from mesh_llm.lab.chaos.oracles import ORACLES, STILL_S, ChaosFinding, of_kind, unstruck_pauses
 from mesh_llm.lab.chaos.pauses import PARTS, Pause, moments_of
 from mesh_llm.lab.chaos.records import Record
 from mesh_llm.lab.chaos.schedule import KINDS
@@ -36,7 +36,7 @@ def document(
             "loading": f"{median(loading):.1f} s for an engine to be ready, in the median of {len(loading)}",
         },
         tables=(
-            _oracles(findings),
+            _oracles(findings, found),
             _findings(findings),
             _faults(records),
             _answers(records),
@@ -76,7 +76,7 @@ def _notes(run: Record) -> tuple[str, ...]:
     )
 
 
-def _oracles(findings: Sequence[ChaosFinding]) -> ResultTable:
+def _oracles(findings: Sequence[ChaosFinding], found: Sequence[Pause]) -> ResultTable:
     counts = Counter(each.oracle for each in findings)
     return ResultTable(
         title="What has to hold",
@@ -84,6 +84,19 @@ def _oracles(findings: Sequence[ChaosFinding]) -> ResultTable:
         rows=tuple(
             (name, (check.__doc__ or "").split("\n")[0], str(counts[name])) for name, check in ORACLES.items()
         ),
+        note=_stood_still(found),
+    )
+
+
+def _stood_still(found: Sequence[Pause]) -> str:
+    """What the allowance for each loss lets pass."""
+    over = sum(each.still_s > STILL_S for each in found)
+    still_s = max((each.still_s for each in found), default=0.0)
+    longest_s = max((each.length_s for each in found), default=0.0)
+    return (
+        f"still: {STILL_S:g} s are allowed for each loss in a pause; answers that stood still for longer "
+        f"than that: {over}, the longest for {still_s:.1f} s; the longest pause, with what computing took: "
+        f"{longest_s:.1f} s"
     )
 
 

@@ -41,7 +41,9 @@ KINDS: Mapping[str, FaultKind] = {
     "stop-node": FaultKind(text="a node's process stands still, its children go on", for_s=(2.0, 9.0)),
     "freeze-node": FaultKind(text="a node stands still with all its children", for_s=(2.0, 12.0)),
     "restart-node": FaultKind(text="a node is stopped as by Ctrl-C and started again", for_s=(0.5, 5.0)),
-    "upgrade-node": FaultKind(text="a node is stopped and started as another version", for_s=(0.5, 3.0)),
+    "upgrade-node": FaultKind(
+        text="a node is stopped and started as another version of the same code", for_s=(0.5, 3.0)
+    ),
     "revoke-node": FaultKind(
         text="a node's invite is revoked; another node joins", for_s=(2.0, 6.0), nodes=(REPLACED,)
     ),

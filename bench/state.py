@@ -33,7 +33,6 @@ TOKENS, ANSWER = 1500, 30
 CONVERSATIONS, SLOTS = 12, 4
 ALONE, SPLIT, WITHOUT = "alone", "split", "without"
 _STATES = StatesSpec(checkpoints=CHECKPOINTS)
-_FLASH_ON = 1
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
@@ -58,8 +57,7 @@ def _synthetic(path: Path) -> Path:
 async def _reuse(folder: Path, architecture: str, rounds: int) -> Row:
     """Tokens of a second turn that are not computed again, where the answer before it has another end."""
     model = tiny_gguf.write(folder / f"{architecture}.gguf", architecture, layers=6)
-    # Left to itself, the engine turns flash attention off for hybrids over workers.
-    settings: dict[str, Setting] = {"n_ctx_checkpoints": CHECKPOINTS, "flash_attn_type": _FLASH_ON}
+    settings: dict[str, Setting] = {"n_ctx_checkpoints": CHECKPOINTS}
     tiny = replace(await base_plan(model), context=2048, settings=settings)
     split = replace(tiny, workers=shares(len(tiny.facts.layers), WORKERS), states=_STATES)
     setups = {ALONE: Setup(plan=tiny), SPLIT: Setup(plan=split)}

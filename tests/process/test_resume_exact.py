@@ -19,13 +19,19 @@ import pytest
 
 from mesh_llm.gateway.server import Gateway, GatewayConfig
 from mesh_llm.gateway.upstream import Upstream
+from tests.support.architectures import MODELS, Metadata
+from tests.support.engine_lab import EngineLab
 from tests.support.lone_engine import KEY, LoneEngine, lone_engine
 from tests.support.raw_http import Answer, connect, request_bytes
 from tests.support.sampling import first, sampled
+from tests.support.split import token_ids
 from tests.support.upstream import LAST_CHUNK, SSE_HEAD, FakeNode, Seen, Wire, fake_engine
 
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
+NATIVE = "/completion"
+TELLS = (b'"delta":{"content":"', b'"text":"', b'"completion_probabilities":[')
+"""Found in the events that bring a token: a chat's, a completion's, and llama-server's own with chances."""
 TOKENS, LONG = 40, 80
 EXACT: dict[str, Any] = {"temperature": 0, "cache_prompt": False, "ignore_eos": True}
 BATCHES: dict[str, Any] = {"n_batch": 128, "n_ubatch": 64}
@@ -114,7 +120,7 @@ async def broken_off(engine: LoneEngine, heir: LoneEngine, after: int) -> AsyncI
             while chunk := await link.chunk():
                 for event in chunk.split(b"\n\n")[:-1]:
                     await wire.send_chunk(event + b"\n\n")
-                    left -= b'"delta":{"content":"' in event or b'"text":"' in event
+                    left -= any(sign in event for sign in TELLS)
                     if not left:
                         node.where = real
                         wire.abort()
@@ -124,6 +130,7 @@ async def broken_off(engine: LoneEngine, heir: LoneEngine, after: int) -> AsyncI
     async with fake_engine() as first:
         first.on(CHAT, relay)
         first.on(PLAIN, relay)
+        first.on(NATIVE, relay)
         node.where = first.upstream
         gateway = Gateway(GatewayConfig(port=0), node)
         await gateway.start()
@@ -137,18 +144,29 @@ async def resumed(
     undisturbed: Undisturbed, heir: LoneEngine, path: str, *, after: int
 ) -> tuple[list[str], dict[str, int]]:
     """The pieces that a client gets of an answer that was cut there, and their count."""
-    streamed = {"stream": True, "stream_options": {"include_usage": True}}
-    body = json.dumps({**undisturbed.asked(path), **streamed}).encode()
-    async with broken_off(undisturbed.engine, heir, after) as gateway, connect(gateway.port) as client:
-        await client.send(request_bytes("POST", path, body=body))
+    body = {**undisturbed.asked(path), "stream_options": {"include_usage": True}}
+    return pieces_of(await continued(undisturbed.engine, heir, path, body, after=after))
+
+
+async def continued(
+    engine: LoneEngine, heir: LoneEngine, path: str, body: dict[str, Any], *, after: int
+) -> Answer:
+    """The stream of an answer that was cut there."""
+    asked = json.dumps({**body, "stream": True}).encode()
+    async with broken_off(engine, heir, after) as gateway, connect(gateway.port) as client:
+        await client.send(request_bytes("POST", path, body=asked))
         answer = await client.rest(await client.head())
     assert answer.whole
     assert answer.body.count(b": mesh-llm resumed 1") == 1
-    return pieces_of(answer)
+    return answer
+
+
+def data_of(answer: Answer) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in answer.body.split(b"\n") if line.startswith(b"data: {")]
 
 
 def pieces_of(answer: Answer) -> tuple[list[str], dict[str, int]]:
-    data = [json.loads(line[6:]) for line in answer.body.split(b"\n") if line.startswith(b"data: {")]
+    data = data_of(answer)
     choices = [choice for told in data for choice in told["choices"]]
     texts = [choice.get("text") or choice.get("delta", {}).get("content") for choice in choices]
     *_, usage = (told["usage"] for told in data if "usage" in told)
@@ -186,6 +204,82 @@ def chances(engine: LoneEngine, prompt: list[int], **more: Any) -> list[float]:
     asked = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True, "n_probs": 1, **more}
     answer = engine.ask("/completion", asked).json()
     return [each["logprob"] for each in answer["completion_probabilities"]]
+
+
+NOT_ASCII = [[token, False] for token in (*range(3), *range(3 + 128, 3 + 256))]
+"""Tokens of a tiny model that are part of a letter, or of no text: their numbers would not be told."""
+TOLD: dict[str, Any] = {"n_predict": LONG, "n_probs": 1, "logit_bias": NOT_ASCII}
+WIDEST = 128
+"""Heads that are computed alike in any batch (native/cpu_attention.cmake)."""
+WITHOUT_CHECKPOINTS: dict[str, Any] = {"n_ctx_checkpoints": 0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head_size"),
+    first(
+        2,
+        [
+            *[("qwen35", 64), ("gemma3", 256)],
+            *[("gemma3", 64), ("lfm2", 64), ("granitehybrid", 64), ("qwen35", 256), ("granitehybrid", 256)],
+        ],
+    ),
+)
+async def test_other_layers_compute_the_same_numbers(
+    architecture: str, head_size: int, lab: EngineLab, libraries: dict[str, Path]
+) -> None:
+    """With wide heads only where the heir has the same batches: see the test below."""
+    model = with_heads(lab, architecture, head_size)
+    other = BATCHES if head_size <= WIDEST else {}
+    with lone_engine(model, libraries) as engine, lone_engine(model, libraries, **other) as heir:
+        said, heard = await told_by(engine, heir)
+    assert len({token for token, _ in said}) > LONG // 10
+    assert heard == [said, said]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen35"])
+async def test_wide_heads_with_other_batches_differ_in_the_last_bits(
+    architecture: str, lab: EngineLab, libraries: dict[str, Path]
+) -> None:
+    """A limit: for checkpoints the engine cuts a prompt, at places that depend on the size of a batch."""
+    model = with_heads(lab, architecture, 2 * WIDEST)
+    with lone_engine(model, libraries) as engine, lone_engine(model, libraries, **BATCHES) as heir:
+        said, heard = await told_by(engine, heir)
+    assert said not in heard
+    for after, answer in zip(CUTS, heard, strict=True):
+        assert len(answer) == len(said)
+        assert answer[:after] == said[:after]
+        assert answer[after][1] == pytest.approx(said[after][1], abs=0.01)
+
+    plain = lone_engine(model, libraries, **WITHOUT_CHECKPOINTS)
+    with plain as engine, lone_engine(model, libraries, **WITHOUT_CHECKPOINTS, **BATCHES) as heir:
+        said, heard = await told_by(engine, heir)
+    assert heard == [said, said]
+
+
+CUTS = (1, 70)
+"""Tokens after which the first engine of a tiny model is lost."""
+Told = list[tuple[int, float]]
+"""Tokens, and how likely each was."""
+
+
+def with_heads(lab: EngineLab, architecture: str, size: int) -> Path:
+    widths: Metadata = {"attention.key_length": size, "attention.value_length": size}
+    return lab.write(architecture, MODELS[architecture] | widths).path
+
+
+async def told_by(engine: LoneEngine, heir: LoneEngine) -> tuple[Told, list[Told]]:
+    """What the engine says undisturbed, and what a client hears that both of them answer."""
+    asked = {**EXACT, **TOLD, "prompt": token_ids(150)}
+    undisturbed = await asyncio.to_thread(lambda: engine.ask(NATIVE, asked).json())
+    answers = [await continued(engine, heir, NATIVE, asked, after=after) for after in CUTS]
+    return told_in(undisturbed), [
+        [each for data in data_of(answer) for each in told_in(data)] for answer in answers
+    ]
+
+
+def told_in(document: dict[str, Any]) -> Told:
+    return [(each["id"], each["logprob"]) for each in document.get("completion_probabilities", ())]
 
 
 def cuts(undisturbed: Undisturbed) -> list[int]:

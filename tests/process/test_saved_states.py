@@ -25,14 +25,12 @@ LAYERS = 6
 FAST_S = 30.0
 CHECKPOINTS = 4
 STATES = StatesSpec(checkpoints=CHECKPOINTS)
-FLASH_OFF, FLASH_ON = 0, 1
+FLASH_OFF, FLASH_AUTO = 0, -1
 SETTINGS: dict[str, Setting] = {
     "n_batch": 64,
     "n_ubatch": 32,
     "n_ctx_checkpoints": CHECKPOINTS,
     "cache_idle_slots": False,
-    # Left to itself, the engine turns it off for hybrids over workers.
-    "flash_attn_type": FLASH_ON,
 }
 PROMPT = 300
 
@@ -109,9 +107,19 @@ async def conversations(client: Client, count: int, *, turns: int = 2, **options
     first(
         3,
         [
-            *[("llama", FLASH_ON), ("gemma3", FLASH_OFF), ("lfm2", FLASH_ON)],
-            *[("llama", FLASH_OFF), ("gemma3", FLASH_ON), ("lfm2", FLASH_OFF), ("granitehybrid", FLASH_OFF)],
-            *[("deepseek2", FLASH_ON), ("gpt-oss", FLASH_ON), ("gpt-oss", FLASH_OFF), ("qwen3moe", FLASH_ON)],
+            *[("llama", FLASH_AUTO), ("gemma3", FLASH_OFF), ("lfm2", FLASH_AUTO)],
+            *[
+                ("llama", FLASH_OFF),
+                ("gemma3", FLASH_AUTO),
+                ("lfm2", FLASH_OFF),
+                ("granitehybrid", FLASH_OFF),
+            ],
+            *[
+                ("deepseek2", FLASH_AUTO),
+                ("gpt-oss", FLASH_AUTO),
+                ("gpt-oss", FLASH_OFF),
+                ("qwen3moe", FLASH_AUTO),
+            ],
         ],
     ),
 )
@@ -128,7 +136,7 @@ async def test_more_conversations_than_slots(
         assert await conversations(asking, 5) == expected
 
 
-@pytest.mark.parametrize("flash", sampled([FLASH_ON, FLASH_OFF], FLASH_OFF))
+@pytest.mark.parametrize("flash", sampled([FLASH_AUTO, FLASH_OFF], FLASH_OFF))
 async def test_texts_whose_cells_lie_scattered(
     flash: int, libraries: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -328,8 +328,13 @@ EXCEPTIONS: dict[str, Exemption] = {
 
 _DRAFTS = "drafts for another model and is never split: drafts stay on the host"
 _SOUND = "makes sound, which llama-server does not serve"
+SHARED: dict[str, Metadata] = {
+    "gemma3n": MODELS["gemma3n"],
+    "gemma4": MODELS["gemma4"] | {"attention.shared_kv_layers": 2},
+}
+"""Share caches between their last layers, as the E models of Gemma do: no cut may lie there."""
 CUTS: dict[str, tuple[int, ...]] = {"gemma3n": (1, 4)}
-"""Of models that share caches between their last layers: no cut may lie there."""
+"""Where the last four layers stay together; all others are cut anywhere."""
 
 REASONS: dict[str, str] = {
     "clip": "a projector for images, which runs on the host",

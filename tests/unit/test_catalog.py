@@ -19,6 +19,7 @@ from mesh_llm.models.catalog import CatalogEntry, HubSource, UrlSource, WheelSou
 from mesh_llm.models.catalog_facts import facts_of, rough_facts
 from mesh_llm.planning.fit import CacheSettings, memory_need
 from mesh_llm.types import Progress
+from tests.support.architectures import ENCODERS, EXCEPTIONS, MODELS
 
 CONTENT = b"GGUF" + b"weights" * 1000
 ENTRY = CatalogEntry(
@@ -170,6 +171,11 @@ def test_a_shape_gives_the_cache_that_others_measured() -> None:
 
 def test_every_entry_is_planned_before_it_is_here() -> None:
     assert [entry.name for entry in ALL if facts_of(entry) is None] == []
+
+
+def test_none_takes_more_hops_than_one_for_each_worker_and_one_back() -> None:
+    tried = MODELS.keys() | ENCODERS.keys()
+    assert {entry.architecture for entry in ALL} - (tried - EXCEPTIONS.keys()) == set()
 
 
 def test_layers_of_one_model_differ() -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from bench import summary
 from mesh_llm.cli.groups import ImportedVerbs
 from mesh_llm.cli.main import command_group
+from mesh_llm.models import catalog
 from mesh_llm.results import plots
 from tools import error_messages
 
@@ -86,6 +88,24 @@ def test_every_package_lists_its_modules(init: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     text = FENCE.sub("", page.read_text("utf-8"))
     assert [path for path in CODE.findall(text) if is_path(path) and not exists(path)] == []
+
+
+def test_models_with_wide_heads_are_named() -> None:
+    """Those of the catalog whose answers may continue with another word."""
+    section = (ROOT / "docs/design/resume-and-numerics.md").read_text("utf-8").partition("### Wide heads")[2]
+    named = {word for row in re.findall(r"^\| `.*", section, re.MULTILINE) for word in CODE.findall(row)}
+    writing = [entry for entry in catalog.load().entries if "embedding" not in entry.good_for]
+    wide = [entry for entry in writing if head_size(dict(entry.shape)) > 128]
+    assert {entry.architecture for entry in wide} == named
+    narrow = [entry.name for entry in writing if entry.architecture in named and entry not in wide]
+    assert narrow == ["Gemma-3-27B"]
+
+
+def head_size(shape: dict[str, Any]) -> int:
+    size: int = shape.get("attention.key_length") or (
+        shape["embedding_length"] // shape["attention.head_count"]
+    )
+    return size
 
 
 def test_what_each_role_cannot_do_is_tested() -> None:

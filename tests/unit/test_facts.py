@@ -235,6 +235,21 @@ def test_layers_that_share_the_cache_of_others() -> None:
     assert widths == [32] * 20 + [0] * 4
 
 
+@pytest.mark.parametrize(
+    ("architecture", "layers", "shared", "expected"),
+    [
+        *[("gemma4", 42, 18, 20), ("gemma4", 6, 1, 3), ("gemma4", 6, 0, 0), ("gemma4", 6, None, 0)],
+        *[("gemma4", 3, 2, 3), ("gemma4", 3, 3, 3)],
+        *[("gemma3n", 30, None, 12), ("gemma3n", 21, None, 3), ("gemma3n", 20, None, 0)],
+        *[("graniteswitch", 7, None, 7), ("llama", 7, 4, 0)],
+    ],
+)
+def test_layers_that_stay_together(architecture: str, layers: int, shared: int | None, expected: int) -> None:
+    """Those that share caches, and the two before them that have these caches."""
+    facts = model_facts(document(architecture, layers=layers, attention__shared_kv_layers=shared))
+    assert facts.joined_layers == expected
+
+
 def test_short_convolutions_between_attention() -> None:
     state = LayerCache(state_bytes=64 * 2 * 4)
     assert caches("lfm2", attention__head_count_kv=[0, 2], shortconv__l_cache=3) == [state, attention(32, 32)]

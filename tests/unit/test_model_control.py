@@ -124,7 +124,7 @@ async def test_layers_have_to_be_those_of_the_model(tmp_path: Path, monkeypatch:
 
 
 def drafting(model: ModelSettings) -> tuple[bool, str | None, int]:
-    return model.guess, model.draft and model.draft.name, model.draft_max
+    return model.guess, model.draft.name if model.draft is not None else None, model.draft_max
 
 
 async def test_a_model_is_loaded_with_a_draft_of_its_own(

@@ -32,7 +32,7 @@ _MODELS_OWN = (
     *("model", "more_models", "alias", "draft", "draft_max"),
     *("embeddings", "rerank", "mmproj", "lora"),
 )
-"""What is asked for the default model alone."""
+"""What is asked for one model: the first of the command line, or that of `mesh-llm load`."""
 _FLAGS = {
     **{name: option.flag for name, option in MESH_OPTIONS.items()},
     **{"max_memory_bytes": "--max-memory", "devices": "--device", "settings": "--engine-set"},
@@ -143,7 +143,7 @@ class NodeConfig(MeshOptions):
         self._check_lora()
 
     def for_another_model(self) -> NodeConfig:
-        """Without what was asked for the default model alone."""
+        """Without what was asked for the first one alone."""
         own: dict[str, Any] = {
             each.name: each.default for each in fields(self) if each.name in {*MESH_OPTIONS, *_MODELS_OWN}
         }
@@ -185,6 +185,8 @@ class NodeConfig(MeshOptions):
                 raise UsageError(f"{MESH_OPTIONS[name].flag}{shown} is {error}") from None
 
     def _check_engine(self) -> None:
+        if self.draft == "":
+            raise UsageError("--draft is empty")
         if self.no_draft and (self.draft is not None or self.draft_max is not None):
             raise UsageError(
                 "--no-draft disables speculative decoding", hint="leave it or the other option out"

@@ -109,6 +109,9 @@ class ServedModelStatus:
     """It is loaded when somebody asks for it."""
     priority: Rank = 0
     """The highest has memory where the models do not all fit."""
+    draft: DraftStatus | None = None
+    adapters: Annotated[tuple[Name, ...], ADAPTERS_LIMIT] = ()
+    """Names of LoRA adapters, in the order of their ids."""
 
 
 @frozen

@@ -15,12 +15,15 @@ from mesh_llm.errors import ModelError
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.mesh_settings import Draft
 from mesh_llm.models import eagle3
-from mesh_llm.types import ModelFacts
+from mesh_llm.types import Fingerprint, ModelFacts
 from tests.support import planning
 from tests.support.stores import Home
 
 
 class ModelFiles:
+    def __init__(self) -> None:
+        self.drafts: dict[Fingerprint, Path | None] = {}
+
     async def look(self, path: Path) -> ModelFacts:
         return planning.model()
 
@@ -42,9 +45,9 @@ async def test_a_draft_is_found_by_the_name_that_the_mesh_has_for_it(
     draft = Draft(name=name, fingerprint=planning.FINGERPRINT, weight_bytes=1, cache_bytes=1, compute_bytes=1)
     settings = planning.settings(draft=draft)
 
-    await drafts.find(settings)
-
+    assert await drafts.find(settings)
     assert drafts.file(settings) == file
+    assert not await drafts.find(settings)
 
 
 async def test_a_draft_that_reads_the_layers_of_its_model_is_refused(

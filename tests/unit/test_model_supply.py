@@ -55,6 +55,9 @@ class Joining:
 class ModelFiles:
     """Where the mesh's model lies, too."""
 
+    def __init__(self) -> None:
+        self.drafts: dict[Fingerprint, Path | None] = {}
+
     async def find(self, settings: MeshSettings) -> ModelFacts:
         return NOW
 

@@ -10,18 +10,21 @@ from typing import Any
 import click
 
 from mesh_llm.cli.control import call
-from mesh_llm.cli.options import debug_option, home_option, home_path, json_option, options_named
+from mesh_llm.cli.options import adapters, debug_option, home_option, home_path, json_option, options_named
 from mesh_llm.cli.output import print_json
 from mesh_llm.errors import UsageError
 from mesh_llm.home import Home
 from mesh_llm.mesh_settings import MESH_OPTIONS
 
-_OF_THE_MODEL = tuple(option.argument for option in MESH_OPTIONS.values())
+_OF_THE_MODEL = (
+    *(option.argument for option in MESH_OPTIONS.values()),
+    *("alias", "draft", "draft_max", "no_draft", "lora", "lora_scaled"),
+)
 
 
 @click.command()
 @click.argument("name", metavar="NAME|PATH")
-@options_named(*_OF_THE_MODEL, "alias", "no_draft", "home", "debug")
+@options_named(*_OF_THE_MODEL, "home", "debug")
 @click.option("--on-demand", is_flag=True, help="load it when somebody asks for it, and not before")
 @click.option(
     "--idle", metavar="TIME", help="with --on-demand: without requests for so long, it goes (default: 10m)"
@@ -49,7 +52,10 @@ def load(name: str, on_demand: bool, idle: str | None, pinned: bool, as_json: bo
         **({"on_demand": on_demand, "idle_s": idle_s} if on_demand or pinned else {}),
         "options": given,
         "alias": options["alias"],
+        "draft": _where(options["draft"]) if options["draft"] else options["draft"],
+        "draft_max": options["draft_max"],
         "no_draft": options["no_draft"],
+        "lora": [{"path": str(path), "scale": scale} for path, scale in adapters(options)],
     }
     answer = _asked(options["home"], "load-model", body)
     if as_json:

@@ -349,7 +349,7 @@ def _is_set(name: str) -> bool:
 
 def node_config(options: dict[str, Any]) -> NodeConfig:
     """What the options ask for, checked."""
-    from mesh_llm.config import NodeConfig, parse_lend, parse_scaled
+    from mesh_llm.config import NodeConfig, parse_lend
     from mesh_llm.engine.spec import parse_setting
     from mesh_llm.types import HostingMode
 
@@ -368,14 +368,19 @@ def node_config(options: dict[str, Any]) -> NodeConfig:
         hosting=HostingMode(options["hosting"]),
         lend=parse_lend(options["lend"]),
         api_key=secret.read("--api-key", options["api_key"] or None),
-        lora=(
-            *((path.expanduser().resolve(), 1.0) for path in options["lora"]),
-            *map(parse_scaled, options["lora_scaled"]),
-        ),
+        lora=adapters(options),
         settings=dict(parse_setting(text) for text in options["engine_set"]),
         bin_dir=bin_dir.expanduser().resolve() if bin_dir else None,
         trace=options["trace"].expanduser().absolute() if options["trace"] else None,
     )
+
+
+def adapters(options: dict[str, Any]) -> tuple[tuple[Path, float], ...]:
+    """Those of --lora and --lora-scaled."""
+    from mesh_llm.config import parse_scaled
+
+    plain = ((path.expanduser().resolve(), 1.0) for path in options["lora"])
+    return (*plain, *map(parse_scaled, options["lora_scaled"]))
 
 
 def planned(options: dict[str, Any]) -> dict[str, Any]:
@@ -386,8 +391,6 @@ def planned(options: dict[str, Any]) -> dict[str, Any]:
     models = tuple(options["model"] or ())
     if "" in models:
         raise UsageError("--model is empty")
-    if options["draft"] == "":
-        raise UsageError("--draft is empty")
     same = ("draft", "draft_max", "no_draft", "gpu_layers", "cpu_moe", "n_cpu_moe", "threads")
     known = {
         "home": home_path(options["home"]),

@@ -19,7 +19,7 @@ from mesh_llm.models.names import Here
 from mesh_llm.models.stores import LocalModel, Places, find_all
 from mesh_llm.planning.fit import CONTEXT_STEP, CacheSettings, cache_bytes, compute_bytes
 from mesh_llm.planning.speculation import kept_input_bytes
-from mesh_llm.types import Event, EventSink, Fingerprint, ModelFacts
+from mesh_llm.types import Event, EventSink, ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,7 @@ class DraftModels:
         self._home = Home(config.home)
         self._model_files = model_files
         self._tell = tell
-        self._files: dict[Fingerprint, Path | None] = {}
-        """Where drafts that were looked for are; None where they are not here."""
+        self._files = model_files.drafts
 
     def file(self, settings: ModelSettings) -> Path | None:
         return self._files.get(settings.draft.fingerprint) if settings.draft is not None else None
@@ -65,11 +64,11 @@ class DraftModels:
         self._tell(Event(kind="draft", text=f"Auto-detected draft model: {found.path}"))
         return draft
 
-    async def find(self, settings: ModelSettings | None) -> None:
-        """Look for the file of the mesh's draft, once."""
+    async def find(self, settings: ModelSettings | None) -> bool:
+        """Look for the file of the mesh's draft, once. Tells whether it was found by that."""
         draft = settings.draft if settings is not None else None
         if draft is None or draft.fingerprint in self._files:
-            return
+            return False
         self._files[draft.fingerprint] = None
         key = catalog.key_of(draft.name)
         for found in await asyncio.to_thread(lambda: list(find_all(Places.from_environment()))):
@@ -82,8 +81,9 @@ class DraftModels:
                     continue
                 if facts.fingerprint == draft.fingerprint:
                     self._files[draft.fingerprint] = found.path
-                    return
+                    return True
         log.info("draft not here name=%s", draft.name)
+        return False
 
     async def _named(self, text: str) -> Path:
         named = await model_names.resolve(text, self._home)

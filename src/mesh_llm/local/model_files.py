@@ -35,6 +35,8 @@ class ModelFiles:
         """Models of which only some layers are here; whoever asks for files does not hear of them."""
         self._stamps: dict[Fingerprint, dict[str, str]] = {}
         """Of the files as they were read: a fingerprint is not believed of any other ones."""
+        self.drafts: dict[Fingerprint, Path | None] = {}
+        """Where draft models that were looked for are; None where they are not here."""
 
     async def look(self, path: Path) -> ModelFacts:
         """What a file holds; raises where the engine could not run it."""

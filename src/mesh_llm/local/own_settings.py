@@ -76,8 +76,14 @@ def given_over(config: NodeConfig, old: MeshSettings, own: MeshSettings, *, mine
     kept = with_default(old, before)
     if config.model is not None or mine:
         kept = _with_files(kept, own)
-    changes = {name: getattr(own, name) for name in given_settings(config) - {"model"}}
-    return with_options(kept, kept, changes | _drafting(config, kept, own))
+    return with_options(kept, kept, asked_over(config, kept, own))
+
+
+def asked_over(config: NodeConfig, kept: ModelSettings, own: ModelSettings) -> dict[str, Any]:
+    """What changes of one model's settings where its options were given anew."""
+    drafting = _drafting(config, kept, own)
+    changes = {name: getattr(own, name) for name in given_settings(config) - {"model", *drafting}}
+    return changes | {name: value for name, value in drafting.items() if value != getattr(kept, name)}
 
 
 def _with_files(kept: MeshSettings, own: MeshSettings) -> MeshSettings:
@@ -87,7 +93,7 @@ def _with_files(kept: MeshSettings, own: MeshSettings) -> MeshSettings:
     return replace(kept, draft=kept.draft or own.draft, projector=kept.projector or own.projector)
 
 
-def _drafting(config: NodeConfig, kept: MeshSettings, own: MeshSettings) -> dict[str, Any]:
+def _drafting(config: NodeConfig, kept: ModelSettings, own: ModelSettings) -> dict[str, Any]:
     """How tokens are guessed ahead: not at all, until an option asks for it, where that was signed."""
     asked = config.draft is not None or config.draft_max is not None
     if config.no_draft or not (kept.guess or asked):
@@ -96,6 +102,8 @@ def _drafting(config: NodeConfig, kept: MeshSettings, own: MeshSettings) -> dict
     same = draft is not None and found is not None and draft.fingerprint == found.fingerprint
     if config.draft is not None or (config.slots is not None and same):
         draft = found  # what a draft takes depends on the slots
+    elif config.draft_max is not None:
+        draft = draft or found
     most = config.draft_max or kept.draft_max
     return {"guess": True, "draft": draft, "draft_max": most if draft is not None else DRAFT_MAX}
 

@@ -44,8 +44,7 @@ class SideFiles:
         """
         config = config or self._config
         path = modalities(config, model).projector
-        if config is self._config:
-            await self.check(model)
+        await self.check(model, config)
         return ModelExtras(
             projector=await self.described(path) if path is not None else None,
             adapters=tuple(
@@ -53,10 +52,11 @@ class SideFiles:
             ),
         )
 
-    async def check(self, model: ModelFacts) -> None:
+    async def check(self, model: ModelFacts, config: NodeConfig | None = None) -> None:
         """Raise where an adapter is none, or does not go with the model."""
-        base = await read_gguf(model.files[0]) if self._config.lora else {}
-        for path, _ in self._config.lora:
+        lora = (config or self._config).lora
+        base = await read_gguf(model.files[0]) if lora else {}
+        for path, _ in lora:
             check_adapter(path, await read_gguf(path), base)
 
     async def described(self, path: Path) -> SideFile:

@@ -14,14 +14,16 @@ from mesh_llm.config import NodeConfig
 from mesh_llm.download import hub
 from mesh_llm.download.model_download import download
 from mesh_llm.engine.packages import pip_download
-from mesh_llm.errors import MalformedMessage, MeshError, NotOwner, UsageError
+from mesh_llm.errors import MalformedMessage, MeshError, ModelError, NotOwner, UsageError
 from mesh_llm.home import Home, models_folder
 from mesh_llm.local import model_names
 from mesh_llm.local.draft_model import DraftModels
 from mesh_llm.local.model_files import ModelFiles
-from mesh_llm.local.own_settings import check_layers, own_settings
+from mesh_llm.local.own_settings import asked_over, check_layers, own_settings
+from mesh_llm.membership.checked_fields import Fields
 from mesh_llm.membership.settings_documents import options_from_document
 from mesh_llm.mesh_settings import (
+    ADAPTERS_LIMIT,
     IDLE_DEFAULT_S,
     IDLE_LIMIT_S,
     MESH_OPTIONS,
@@ -49,6 +51,8 @@ REDO_TIMES = 3
 """Two owners who want the opposite end after that, whoever was last."""
 _PLAIN_NAME = re.compile(r"\w[\w.+-]{0,200}")
 """Of what an API client may have loaded: no path, no address."""
+_PATH_BYTES = 4096
+"""More are no path on Linux."""
 
 
 class ModelControl:
@@ -94,7 +98,7 @@ class ModelControl:
         name, settings = _name(asked), self._settings()
         config = self._configured(asked)
         if (served := find(settings, name)) is not None:
-            return self._changed(settings, served, asked)
+            return await self._changed(served, config, _demand(asked))
         if len(settings.models) + len(self._fetching) >= MODELS_LIMIT:
             raise MeshError(
                 f"a mesh serves at most {MODELS_LIMIT} models", hint="unload one: mesh-llm unload NAME"
@@ -103,11 +107,12 @@ class ModelControl:
         if isinstance(named, Here):
             facts = await self._model_files.read(named.path)
             if (served := self._settings().of(facts.fingerprint)) is not None:
-                return self._changed(self._settings(), served, asked)
-            added = await self._add(facts, config, _demand(asked))
+                return await self._changed(served, config, _demand(asked))
+            added = await self._add(facts, self._for_new(config), _demand(asked))
             return {"model": added.alias, "downloading": False}
+        await self._drafts(config).check()
         if name not in self._fetching:
-            work = self._fetch(name, named, config, _demand(asked))
+            work = self._fetch(name, named, self._for_new(config), _demand(asked))
             self._fetching[name] = asyncio.create_task(work, name="model to serve")
         return {"model": name, "downloading": True}
 
@@ -163,7 +168,7 @@ class ModelControl:
         settings = self._settings()
         model = self._served(settings, name)
         if not model.on_demand:
-            self._changed(settings, model, {"on_demand": True})
+            await self._changed(model, self._configured({}), _demand({"on_demand": True}))
         if (service := self._service(name)) is not None:
             service.demand.unload()
 
@@ -192,8 +197,9 @@ class ModelControl:
             raise UsageError(f"the mesh does not serve {name}", hint=f"it serves {served}")
         return model
 
-    def _changed(self, settings: MeshSettings, model: ModelSettings, asked: Document) -> Document:
-        changes = _options(asked) | _demand(asked)
+    async def _changed(self, model: ModelSettings, config: NodeConfig, demand: Document) -> Document:
+        own = await self._asked_of(model, config)
+        settings, changes = self._settings(), asked_over(config, model, own) | demand
         if (facts := self._model_files.facts(model.fingerprint)) is not None:
             check_layers(changes.get("layers"), facts)
         if model.fingerprint == settings.fingerprint and changes.get("on_demand"):
@@ -201,22 +207,51 @@ class ModelControl:
                 f"{model.alias} is the default model, which is always loaded",
                 hint="mesh-llm use NAME makes another one the default",
             )
-        if alias := asked.get("alias"):
-            _check_alias(settings, str(alias), but=model)
-            changes["alias"] = str(alias)
-        if asked.get("no_draft") is True:
-            changes |= {"guess": False, "draft": None}
+        if config.alias is not None:
+            _check_alias(settings, config.alias, but=model)
         self._set(lambda settings: with_options(settings, model, changes))
-        return {"model": changes.get("alias", model.alias), "downloading": False}
+        return {"model": own.alias, "downloading": False}
+
+    async def _asked_of(self, model: ModelSettings, config: NodeConfig) -> ModelSettings:
+        """A served model with what is asked of it; files are read where that takes them."""
+        own = replace(model, alias=config.alias or model.alias, **given_options(config))
+        is_here = self._model_files.files(model.fingerprint) is not None
+        draft_file = self._drafts(config).file(model)
+        if config.draft is None and own.slots != model.slots and draft_file is not None and is_here:
+            # What it takes depends on the slots.
+            config = replace(config, draft=str(draft_file))
+        drafts = config.draft is not None or (config.draft_max is not None and model.draft is None)
+        if not drafts and not config.lora:
+            return own
+        facts = self._model_files.facts(model.fingerprint)
+        if facts is None or not is_here:
+            raise ModelError(
+                f"{model.alias} is not on this machine, and its drafts and adapters are checked by its file",
+                hint="run it on an owner's machine that has the file",
+            )
+        if drafts:
+            with_slots = replace(config, slots=own.slots)
+            own = replace(own, draft=await self._drafts(with_slots).choose(facts))
+        extras = await self._offers.side_files.choose(facts, config)
+        return replace(own, draft_max=config.draft_max or model.draft_max, adapters=extras.adapters)
 
     def _configured(self, asked: Document) -> NodeConfig:
-        alias, no_draft = asked.get("alias"), asked.get("no_draft") is True
+        alias = asked.get("alias")
         return replace(
             self._config.for_another_model(),
             alias=str(alias) if alias else None,
-            no_draft=no_draft or self._config.no_draft,
+            no_draft=asked.get("no_draft") is True,
             **_options(asked),
+            **_files(asked),
         )
+
+    def _for_new(self, config: NodeConfig) -> NodeConfig:
+        """--no-draft of the command line holds for every model that asks for no draft."""
+        asked = config.draft is not None or config.draft_max is not None
+        return replace(config, no_draft=config.no_draft or (self._config.no_draft and not asked))
+
+    def _drafts(self, config: NodeConfig) -> DraftModels:
+        return DraftModels(config=config, model_files=self._model_files, tell=self._announcements.tell)
 
     async def _fetch(
         self, name: str, named: CatalogEntry | HubName, config: NodeConfig, demand: Document
@@ -228,7 +263,7 @@ class ModelControl:
             )
             await self._add(await self._model_files.read(path), config, demand)
         except (MeshError, OSError) as error:
-            self._say(f"{name} could not be downloaded: {error}")
+            self._say(f"{name} is not served: {error}")
         finally:
             self._fetching.pop(name, None)
 
@@ -238,8 +273,7 @@ class ModelControl:
 
     async def _add(self, facts: ModelFacts, config: NodeConfig, demand: Document) -> ModelSettings:
         check_layers(config.layers, facts)
-        drafts = DraftModels(config=config, model_files=self._model_files, tell=self._announcements.tell)
-        draft = await drafts.choose(facts)
+        draft = await self._drafts(config).choose(facts)
         extras = await self._offers.side_files.choose(facts, config)
         # Read again: the mesh may have changed meanwhile.
         settings = self._settings()
@@ -253,6 +287,8 @@ class ModelControl:
 
     def _set(self, change: Callable[[MeshSettings], MeshSettings]) -> None:
         self._joining.change(change(self._settings()))
+        # Before anything is planned by them: members without a model's adapters have no part in it.
+        self._offers.tell()
         self._last, self._tries = change, REDO_TIMES
         self._redo_until = time.monotonic() + REDO_S
         self._mesh.claim()
@@ -332,3 +368,24 @@ def _options(asked: Document) -> Document:
     except (MalformedMessage, ValueError) as error:
         raise UsageError(str(error)) from None
     return options
+
+
+def _files(asked: Document) -> Document:
+    """The draft model and the adapters that were named, as `NodeConfig` calls them."""
+    fields = Fields(asked, "load")
+    try:
+        return {
+            "draft": fields.raw("draft", _PATH_BYTES) if fields.has("draft") else None,
+            "draft_max": fields.whole("draft_max") if fields.has("draft_max") else None,
+            "lora": fields.items("lora", ADAPTERS_LIMIT, _adapter) if fields.has("lora") else (),
+        }
+    except MalformedMessage as error:
+        raise UsageError(str(error)) from None
+
+
+def _adapter(document: object) -> tuple[Path, float]:
+    fields = Fields(document, "load.lora")
+    scale = fields.get("scale") if fields.has("scale") else 1.0
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise MalformedMessage("load.lora.scale: not a number")
+    return Path(fields.raw("path", _PATH_BYTES)), float(scale)

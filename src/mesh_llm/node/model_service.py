@@ -32,6 +32,7 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
 from mesh_llm.peers.remote_engine import RemoteEngine
+from mesh_llm.planning.speculation import made_by
 from mesh_llm.report.view import ModelView
 from mesh_llm.tasks import task_group
 from mesh_llm.types import Fingerprint, ModelFacts, Plan, ProgressSink, State
@@ -231,7 +232,8 @@ class ModelService:
     def _make_run(self, epoch: int, plan: Plan) -> PlanRun:
         known = self._known()
         assert known is not None
-        parts, launch, files = self._parts, self._launch(), self.supply.side_files
+        parts, launch = self._parts, self._launch()
+        files, drafts = self.supply.side_files, self.supply.drafts
         model = "model" if self.plans.is_default else self.name
         parts.announcements.say(
             "elected",
@@ -247,7 +249,9 @@ class ModelService:
 
         def is_outdated() -> bool:
             projector_came = launch.projector is None and files.path(launch.settings.projector) is not None
-            return projector_came or library_changed()
+            draft_came = launch.draft is None and drafts.file(launch.settings) is not None
+            draft_came = draft_came and made_by(plan, *known).draft is not None
+            return projector_came or draft_came or library_changed()
 
         log_name = "engine.log" if self.plans.is_default else f"engine-{known[0].fingerprint[:8]}.log"
         return PlanRun(

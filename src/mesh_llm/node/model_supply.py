@@ -224,8 +224,10 @@ class ModelSupply:
             self._wake.clear()
             # At once: the model that the mesh had before is no longer its business.
             self._offers.tell()
-            await self.drafts.find(self._settings())
+            draft_came = await self.drafts.find(self._settings())
             wanted = self._wanted()
+            if wanted is None and draft_came:
+                on_change()
             if wanted is None or wanted.fingerprint == refused:
                 continue
             try:

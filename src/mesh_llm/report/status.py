@@ -123,6 +123,8 @@ def _served(model: ModelView) -> ServedModelStatus:
         replicas_most=settings.most_replicas if settings is not None else 1,
         on_demand=settings is not None and settings.on_demand,
         priority=settings.rank if settings is not None else 0,
+        draft=_draft(model, settings) if settings is not None else None,
+        adapters=_adapters(settings) if settings is not None else (),
     )
 
 
@@ -220,19 +222,23 @@ def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatu
 
 
 def _side_files(view: NodeView) -> dict[Fingerprint, str]:
-    """Names of the files that go with the model."""
-    settings = view.settings()
-    return {Fingerprint(file.digest): file.name for file in settings.side_files} if settings else {}
+    """Names of the files that go with the models."""
+    settings = view.mesh.settings()
+    models = settings.models if settings is not None else ()
+    return {Fingerprint(file.digest): file.name for model in models for file in model.side_files}
 
 
 def _lacks(view: NodeView, facts: NodeFacts) -> tuple[str, ...]:
-    settings = view.settings()
+    settings = view.mesh.settings()
     if settings is None or facts.role is Role.CLIENT:
         return ()
     held = {model.fingerprint for model in facts.models}
-    hosts = settings.fingerprint in held and facts.hosting is not HostingMode.NEVER
-    needed = settings.side_files if hosts else [adapter.file for adapter in settings.adapters]
-    return tuple(file.name for file in needed if file.digest not in held)
+    lacks: dict[str, str] = {}
+    for model in settings.models:
+        hosts = model.fingerprint in held and facts.hosting is not HostingMode.NEVER
+        needed = model.side_files if hosts else [adapter.file for adapter in model.adapters]
+        lacks |= {file.digest: file.name for file in needed if file.digest not in held}
+    return tuple(lacks.values())
 
 
 def _devices(facts: NodeFacts) -> tuple[str, ...]:
@@ -287,8 +293,12 @@ def _model(view: NodeView, model: ModelView, plan: Plan | None) -> ModelStatus |
         context=plan.context if plan is not None and loaded else None,
         slots=plan.slots if plan is not None and loaded else None,
         draft=_draft(model, settings),
-        adapters=tuple(each.file.name for each in settings.adapters),
+        adapters=_adapters(settings),
     )
+
+
+def _adapters(settings: ModelSettings) -> tuple[str, ...]:
+    return tuple(each.file.name for each in settings.adapters)
 
 
 def _draft(model: ModelView, settings: ModelSettings) -> DraftStatus | None:

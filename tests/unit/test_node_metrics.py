@@ -105,7 +105,7 @@ class ServingRun:
         report = EngineReport(
             state=EngineState.READY, pid=os.getpid(), port=1, ready_s=1.5, buffers={"KV": 4096, "model": 8192}
         )
-        self.supervisor = SimpleNamespace(report=report)
+        self.supervisor = SimpleNamespace(report=report, spec=SimpleNamespace(draft=None))
         lane = SimpleNamespace(number=1, report=report, url="http://127.0.0.1:1")
         self.lanes = SimpleNamespace(all=[lane], turns=Lanes())
         self.speculation = None

@@ -551,6 +551,9 @@ def test_a_plan_counts_the_draft(smollm2: Path, tmp_path: Path) -> None:
             # Options that come to nothing say so.
             told = mesh_llm("plan", "--home", where, "--model", smollm2, "--draft-max", "3")
             assert "note     --draft-max has no effect: " in told.stdout
+        # As `load` does for a model that is given a draft, whatever the node was started with.
+        another = tiny_gguf.write(tmp_path / "another.gguf", "llama", tokenizer=smollm2)
+        assert draft_of_plan(another, home, "--draft", str(smollm2))[0]["name"] == smollm2.stem
     # Where the model alone fits, it runs alone.
     limit = f"{(plain_bytes + need_bytes) // 2_000_000}MB"
     draft, without_bytes = draft_of_plan(

@@ -79,9 +79,9 @@ def test_one_that_is_found_is_told_of_and_counted(tmp_path: Path) -> None:
     assert text.endswith(", with mmproj-Big-8B-F16.gguf beside it (--mmproj none leaves it out)")
     assert held_bytes(config, facts(tmp_path)) == 100
     assert held_bytes(config, None) == 0
-    mesh = [SideFile(name=name, size_bytes=size, digest="") for name, size in (("eyes", 100), ("style", 7))]
-    assert held_bytes(config, facts(tmp_path), mesh) == 107
-    assert held_bytes(config, facts(tmp_path), mesh[1:]) == 107
+    same, another = (SideFile(name="eyes", size_bytes=size, digest="") for size in (100, 7))
+    assert held_bytes(config, facts(tmp_path), same) == 100
+    assert held_bytes(config, facts(tmp_path), another) == 107
 
 
 def test_one_that_is_given_is_taken_instead(tmp_path: Path) -> None:

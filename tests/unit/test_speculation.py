@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mesh_llm.defaults import GUESS_TEXT_MAX, MTP_DRAFT_MAX
 from mesh_llm.membership.settings_documents import settings_from_document, settings_to_document
-from mesh_llm.mesh_settings import Draft
+from mesh_llm.mesh_settings import Adapter, Draft, SideFile
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import (
     CHECKPOINTS,
@@ -17,6 +17,7 @@ from mesh_llm.planning.fit import (
     memory_need,
     stage_need,
 )
+from mesh_llm.planning.layer_costs import load_of
 from mesh_llm.planning.speculation import (
     cache_settings,
     draft_off,
@@ -130,6 +131,24 @@ def test_guesses_keep_their_logits_and_the_draft_lies_on_the_host() -> None:
     assert host - stage_need(big, guessing, whole, host=True, head=True).total_bytes == draft_bytes
     worker = stage_need(big, drafting, whole, host=False, head=False)
     assert worker == stage_need(big, plain, whole, host=False, head=False)
+
+
+def test_adapters_lie_on_every_node_that_computes() -> None:
+    big, size = model(), 300_000_000
+    style = Adapter(file=SideFile(name="style", size_bytes=size, digest="e" * 64), scale=1.0)
+    plain = cache_settings(big, GUESSING, 4096)
+    styled = cache_settings(big, replace(GUESSING, adapters=(style,)), 4096)
+    assert memory_need(big, styled).total_bytes - memory_need(big, plain).total_bytes == size
+    for lanes, host, more in ((1, True, size), (2, True, 2 * size), (2, False, size)):
+        without, with_style = (replace(each, lanes=lanes) for each in (plain, styled))
+        need, bare = (
+            stage_need(big, each, (0, 9), host=host, head=False).total_bytes for each in (with_style, without)
+        )
+        assert need - bare == more
+        scratch, least = (
+            load_of(big, each).scratch_bytes(host=host, head=False) for each in (with_style, without)
+        )
+        assert scratch - least == more
 
 
 def test_a_draft_that_does_not_fit_is_left_out() -> None:

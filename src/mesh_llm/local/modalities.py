@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from mesh_llm.config import NodeConfig
@@ -58,15 +57,15 @@ def described(config: NodeConfig, facts: ModelFacts) -> str:
     return ", ".join(parts)
 
 
-def held_bytes(config: NodeConfig, facts: ModelFacts | None, side_files: Iterable[SideFile] = ()) -> int:
-    """Memory that the engine takes beside the model's own, as far as the sizes of files tell.
+def held_bytes(config: NodeConfig, facts: ModelFacts | None, projector: SideFile | None = None) -> int:
+    """Memory that projectors take beside what plans count, as far as the sizes of files tell.
 
-    `side_files`: those of the mesh's that this node computes with.
+    `projector`: the mesh's, where this node may host with it.
     """
     own = modalities(config, facts).projector_bytes if facts is not None else 0
-    sizes = [file.size_bytes for file in side_files]
+    meshs = projector.size_bytes if projector is not None else 0
     # A projector here is most likely the mesh's.
-    return sum(sizes) + (0 if own in sizes else own)
+    return meshs if own == meshs else own + meshs
 
 
 def projector_beside(model: Path) -> Path | None:

@@ -430,7 +430,7 @@ class Node:
             self.config,
             libraries,
             say=lambda text: self._say("build", text),
-            held_bytes=held_bytes(self.config, model, supply.side_file_supply.wanted()),
+            held_bytes=held_bytes(self.config, model, supply.side_file_supply.projector()),
             model=model,
         )
         self.data_links.splicer = load_native(self.hardware.splice)

@@ -59,6 +59,11 @@ class SideFileSupply:
             return ()
         return self._files.wanted(settings, hosts=self._model_files.files(settings.fingerprint) is not None)
 
+    def projector(self) -> SideFile | None:
+        """Of these, the one that lets the model see."""
+        settings = self._settings()
+        return next((file for file in self.wanted() if settings and file == settings.projector), None)
+
     async def find(self) -> None:
         """On this machine."""
         settings = self._settings()

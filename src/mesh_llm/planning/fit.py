@@ -56,6 +56,8 @@ class CacheSettings:
     guesses: int = 0
     """Tokens that are guessed ahead at once, at most: their logits are kept, too."""
     draft: Draft | None = None
+    adapter_bytes: int = 0
+    """Of LoRA adapters: whoever computes with the model has all of them in memory."""
     """Lies on the host, with a cache as long as the model's."""
     snapshots: int = 0
     """States of a recurrent model's last tokens that are kept, beside that of the last."""
@@ -84,6 +86,10 @@ class CacheSettings:
             return 0
         cache = self.draft.cache_bytes * self.cells * self.slots
         return self.lanes * (self.draft.weight_bytes + cache + self.draft.compute_bytes)
+
+    def beside_bytes(self, *, host: bool) -> int:
+        """What a node of the plan needs for other files than the model's."""
+        return self.draft_bytes + self.lanes * self.adapter_bytes if host else self.adapter_bytes
 
     @property
     def tokens(self) -> int:
@@ -184,7 +190,7 @@ def memory_need(facts: ModelFacts, settings: CacheSettings) -> MemoryNeed:
     return MemoryNeed(
         weight_bytes=facts.weight_bytes,
         cache_bytes=cache_bytes(facts, settings) + checkpoint_bytes(facts.layers, settings),
-        compute_bytes=compute_bytes(facts, settings) + settings.draft_bytes,
+        compute_bytes=compute_bytes(facts, settings) + settings.beside_bytes(host=True),
     )
 
 
@@ -208,8 +214,7 @@ def stage_need(
         weight_bytes=weights * settings.lanes if host else weights,
         cache_bytes=sum(layer_cache_bytes(layer, settings) for layer in own)
         + checkpoint_bytes(own, settings),
-        compute_bytes=compute_bytes(facts, settings, logits=host or head)
-        + (settings.draft_bytes if host else 0),
+        compute_bytes=compute_bytes(facts, settings, logits=host or head) + settings.beside_bytes(host=host),
     )
 
 

@@ -52,15 +52,13 @@ class LayerCosts:
     """For each window of attention, likewise, how many layers have it; 0: they attend to everything."""
     host_scratch_bytes: int
     worker_scratch_bytes: int
-    draft_bytes: int
-    """Of a draft model, on the host alone."""
     head_bytes: int
     """Of the matrix that makes logits, tied to the embedding or not."""
 
     def scratch_bytes(self, *, host: bool, head: bool) -> int:
         """What a stage needs beside its layers."""
         own = self.host_scratch_bytes if host or head else self.worker_scratch_bytes
-        return own + (self.draft_bytes if host else 0)
+        return own + self.settings.beside_bytes(host=host)
 
     def copies_bytes(self, first: int, last: int, *, head: bool) -> int:
         """Weights of a host's layers that further lanes hold; see `fit.stage_need`."""
@@ -119,7 +117,6 @@ def load_of(facts: ModelFacts, settings: CacheSettings) -> LayerCosts:
         ),
         host_scratch_bytes=compute_bytes(facts, settings),
         worker_scratch_bytes=compute_bytes(facts, settings, logits=False),
-        draft_bytes=settings.draft_bytes,
         head_bytes=facts.head_bytes or facts.embedding_bytes,
     )
 

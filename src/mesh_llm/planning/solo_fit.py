@@ -102,7 +102,7 @@ def _gpu_layers(
     left = (
         gpu_bytes
         - compute_bytes(facts, settings)
-        - settings.draft_bytes
+        - settings.beside_bytes(host=True)
         - max(facts.head_bytes, facts.embedding_bytes)
     )
     for start in range(len(facts.layers) + 1):

@@ -91,6 +91,7 @@ def cache_settings(model: ModelFacts, settings: ModelSettings, context: int) -> 
         micro_batch=micro_batch(model),
         guesses=guesses,
         draft=settings.draft if guesses else None,
+        adapter_bytes=sum(adapter.file.size_bytes for adapter in settings.adapters),
         snapshots=by_head if model.keeps_snapshots else 0,
     )
     return replace(cache, draft=_own_draft(model, cache)) if by_head else cache

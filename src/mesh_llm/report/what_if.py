@@ -187,14 +187,14 @@ async def _wished(
         return with_changes(served, changes), ()
     draft, draft_max = wishes.get("draft"), wishes.get("draft_max")
     # What guesses nothing goes on so, unless it is asked otherwise.
-    off = view.config.no_draft if served is None else not (served.guess or draft or draft_max)
+    off = view.config.no_draft if served is None else not served.guess
     config = NodeConfig(
         home=view.config.home,
         bin_dir=view.config.bin_dir,
         slots=changes.get("slots", served.slots if served is not None else None),
         draft=draft,
         draft_max=draft_max,
-        no_draft=bool(wishes.get("no_draft")) or off,
+        no_draft=bool(wishes.get("no_draft")) or (off and not (draft or draft_max)),
     )
     own, told = await _settings(view.model_files, config, model)
     guessing = {name: getattr(own, name) for name in ("guess", "draft", "draft_max")}

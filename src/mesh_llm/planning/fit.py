@@ -56,9 +56,9 @@ class CacheSettings:
     guesses: int = 0
     """Tokens that are guessed ahead at once, at most: their logits are kept, too."""
     draft: Draft | None = None
+    """Lies on the host, with a cache as long as the model's."""
     adapter_bytes: int = 0
     """Of LoRA adapters: whoever computes with the model has all of them in memory."""
-    """Lies on the host, with a cache as long as the model's."""
     snapshots: int = 0
     """States of a recurrent model's last tokens that are kept, beside that of the last."""
     lanes: int = 1

@@ -5,6 +5,9 @@ With the product's own settings: flash attention is left to the engine, prompts 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from mesh_llm.types import Setting
@@ -12,8 +15,10 @@ from tests.support.architectures import (
     CUTS,
     ENCODERS,
     EXCEPTIONS,
+    HOPS_OF_TWO,
     MODELS,
     OMITTED,
+    ONE_AT_ONCE,
     REASONS,
     SHARED,
     Exemption,
@@ -73,14 +78,25 @@ def test_inputs_of_every_layer_without_a_layer_on_the_host(
 
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_encoder_over_workers_as_alone(architecture: str, lab: EngineLab) -> None:
+    check_embedding(architecture, lab, (2, 2))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cut", [(6,), (3, 1)], ids=str)
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_other_cuts_of_encoders(architecture: str, cut: tuple[int, ...], lab: EngineLab) -> None:
+    check_embedding(architecture, lab, cut)
+
+
+def check_embedding(architecture: str, lab: EngineLab, cut: tuple[int, ...]) -> None:
     mean: dict[str, Setting] = {"pooling_type": 1}
     requests = [embedding(token_ids(17)), embedding(token_ids(100, seed=1))]
     tiny = lab.write(architecture, ENCODERS[architecture])
     alone = lab.answers(tiny, requests, embeddings=True, settings=mean)
-    split = lab.answers(tiny, requests, 2, 2, embeddings=True, settings=mean)
+    split = lab.answers(tiny, requests, *cut, embeddings=True, settings=mean)
     assert split.said == alone.said
     assert alone.said[0] != alone.said[1]
-    check_cost(architecture, split.costs[0].hops, dict(split.costs[0].runs), workers=2)
+    check_cost(architecture, split.costs[0].hops, dict(split.costs[0].runs), workers=len(cut))
 
 
 @pytest.mark.full
@@ -97,6 +113,16 @@ def test_other_settings(architecture: str, settings: dict[str, Setting], lab: En
     check_text(architecture, lab, CUTS.get(architecture, (2, 2)), settings)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", [name for name in MODELS if name not in ONE_AT_ONCE])
+def test_two_answers_at_once(architecture: str, lab: EngineLab) -> None:
+    """The same runs are for both: two cost no more hops than one."""
+    both = [token_ids(60, seed=1), token_ids(90, seed=2)]
+    requests = [completion(both, 1), completion(both, 1 + MORE)]
+    cut, hops = CUTS.get(architecture, (2, 2)), HOPS_OF_TWO.get(architecture)
+    check_text(architecture, lab, cut, requests=requests, slots=2, hops=hops)
+
+
 def check_text(
     architecture: str,
     lab: EngineLab,
@@ -105,17 +131,19 @@ def check_text(
     *,
     metadata: Metadata | None = None,
     hops: int | None = None,
+    requests: Sequence[dict[str, Any]] = REQUESTS,
+    slots: int = 1,
 ) -> None:
     """`hops`: for each token, where they are not one for each worker and one back."""
     tiny = lab.write(architecture, metadata or MODELS[architecture], omitted=OMITTED.get(architecture, ()))
-    alone = lab.answers(tiny, REQUESTS, settings=settings)
+    alone = lab.answers(tiny, requests, settings=settings, slots=slots)
     # Several runs for a token leave something to each other.
     poison = architecture not in EXCEPTIONS
-    split = lab.answers(tiny, REQUESTS, *cut, settings=settings, poison=poison)
+    split = lab.answers(tiny, requests, *cut, settings=settings, poison=poison, slots=slots)
     assert split.said == alone.said
     assert split.declined == []
     # A model that always says the same would hide every fault.
-    assert len(set(map(str, alone.said))) == len(REQUESTS)
+    assert len(set(map(str, alone.said))) == len(requests)
     needed, runs = split.costs[1].per_token(split.costs[0], MORE)
     check_cost(architecture, needed, runs, workers=len(cut), most=hops)
 

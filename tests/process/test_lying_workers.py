@@ -7,9 +7,8 @@ never dies of it.
 from __future__ import annotations
 
 import re
-import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from mesh_llm.engine.worker_process import WorkerProcess
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from tests.support import tiny_gguf
-from tests.support.relayed_worker import HEADER, RelayedWorker, read
+from tests.support.relayed_worker import Liar, Lie, at
 from tests.support.sampling import sampled
 from tests.support.split import client, lenders, over, plan_for, token_ids, until
 
@@ -30,46 +29,15 @@ FAST_S = 20.0
 """Within which a failure has to show, on a machine that is busy with something else."""
 QUESTION: dict[str, Any] = {"prompt": token_ids(40), "n_predict": 4, "ignore_eos": True}
 
-HELLO, DATA, DONE, SUPPORTS, SIZE, ERROR = 0x81, 0x86, 0x89, 0x8E, 0x8F, 0xFF
+DATA, DONE, SUPPORTS, SIZE, ERROR = 0x86, 0x89, 0x8E, 0x8F, 0xFF
 KIND, MODEL, GRANT, TOTAL, ALIGNMENT, DESCRIPTION = 136, 140, 144, 152, 160, 232
 """Where these lie in the answer to HELLO."""
 GPU = struct.pack("<I", 1)
-
-Lie = Callable[[int, bytes], tuple[int, bytes]]
-"""Kind and payload of an answer, and what becomes of them."""
-
-
-class Liar(RelayedWorker):
-    """A worker whose answers are changed, once it is told to."""
-
-    def __init__(self, worker: WorkerProcess, lie: Lie, *, at_once: bool) -> None:
-        super().__init__(worker)
-        self.lies = at_once
-        self._lie = lie
-
-    def pass_answers(self, worker: socket.socket, host: socket.socket) -> None:
-        while len(head := read(worker, HEADER.size)) == HEADER.size:
-            kind, ticket, size = HEADER.unpack(head)
-            payload = read(worker, size)
-            if self.lies:
-                kind, payload = self._lie(kind, payload)
-            host.sendall(HEADER.pack(kind, ticket, len(payload)) + payload)
 
 
 def says(kind: int, payload: bytes) -> Lie:
     """Answers of one kind are all the same."""
     return lambda found, true: (found, payload if found == kind else true)
-
-
-def at(offset: int, value: bytes, then: Lie = lambda kind, payload: (kind, payload)) -> Lie:
-    """Another value in the answer to HELLO; other answers are `then`'s."""
-
-    def lie(kind: int, payload: bytes) -> tuple[int, bytes]:
-        if kind == HELLO:
-            return kind, payload[:offset] + value + payload[offset + len(value) :]
-        return then(kind, payload)
-
-    return lie
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from mesh_llm.engine.spec import DraftSpec, StatesSpec
-from mesh_llm.lab.split import SplitPlan
+from mesh_llm.lab.split import SplitPlan, worker_spec
 from mesh_llm.types import Setting
 from tests.support import tiny_gguf
+from tests.support.relayed_worker import Liar, at
 from tests.support.sampling import first, sampled
-from tests.support.split import Answer, Client, client, over, plan_for, token_ids, until
+from tests.support.split import Answer, Client, client, lenders, over, plan_for, token_ids, until
 
 LAYERS = 6
 FAST_S = 30.0
@@ -33,6 +34,8 @@ SETTINGS: dict[str, Setting] = {
     "cache_idle_slots": False,
 }
 PROMPT = 300
+FEATURES = 132
+"""Where a worker's lie in its answer to HELLO."""
 
 
 async def plan(
@@ -70,6 +73,30 @@ async def test_without_states_all_is_read_again(libraries: dict[str, Path], tmp_
     async with client(over(alone, 3, 3)) as asking:
         _, second = await two_turns(asking)
     assert second.cached == 0
+
+
+async def test_a_worker_that_is_too_old_for_states(
+    libraries: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of two is enough: all is read again, which the log says once."""
+    alone = await plan(tmp_path, libraries, "lfm2", {})
+    async with client(alone) as asking:
+        expected = await two_turns(asking)
+    trace = tmp_path / "trace"
+    # How many checkpoints there are is left to the engine child: none, then.
+    settings = {name: value for name, value in SETTINGS.items() if name != "n_ctx_checkpoints"}
+    split = over(alone, 3, 2, states=STATES, settings=settings, trace=trace)
+    specs = [worker_spec(split, tmp_path / f"{index}.sock") for index in range(2)]
+    async with lenders(*specs) as (new, other):
+        old = Liar(other, at(FEATURES, bytes(4)), at_once=True)
+        async with client(split, [new, old]) as asking:
+            found = await two_turns(asking)
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
+    assert found[1].cached == 0
+    frames = {json.loads(line)["frame"] for line in trace.read_text().splitlines()}
+    assert frames & {"RUN", "RESERVE", "COPIES"} == {"RUN"}
+    (told,) = (message for message in caplog.messages if "saved states are off" in message)
+    assert told.endswith("the mesh-llm of a worker is too old to keep them")
 
 
 async def test_a_window_that_has_moved_on_goes_back(libraries: dict[str, Path], tmp_path: Path) -> None:

@@ -326,6 +326,11 @@ EXCEPTIONS: dict[str, Exemption] = {
     ),
 }
 
+HOPS_OF_TWO: dict[str, int] = {"hy_v4": 18}
+"""With two answers at once, over two workers: eight tensors between them go through the host one by one."""
+ONE_AT_ONCE = {"t5"}
+"""The engine ends itself over two answers at once, alone, too."""
+
 _DRAFTS = "drafts for another model and is never split: drafts stay on the host"
 _SOUND = "makes sound, which llama-server does not serve"
 SHARED: dict[str, Metadata] = {

@@ -120,6 +120,7 @@ class EngineLab:
         settings: dict[str, Setting] | None = None,
         poison: bool = True,
         in_main_memory: str = "",
+        slots: int = 1,
         **fields: Any,
     ) -> Answers:
         """Alone, or with so many layers on each worker, the rest on the host. `poison`: see `WorkerSpec`.
@@ -132,7 +133,7 @@ class EngineLab:
             model=str(tiny.path),
             alias=tiny.path.stem,
             context=COMMON["context_length"],
-            slots=1,
+            slots=slots,
             threads=1,
             key=KEY,
             libraries={name: str(path) for name, path in self._libraries.items()},
@@ -176,7 +177,9 @@ def engine_lab(libraries: dict[str, Path], folder: Path) -> Iterator[EngineLab]:
             child.wait(timeout=30)
 
 
-def completion(prompt: Sequence[int] | dict[str, Any], tokens: int, **options: Any) -> dict[str, Any]:
+def completion(
+    prompt: Sequence[int] | Sequence[list[int]] | dict[str, Any], tokens: int, **options: Any
+) -> dict[str, Any]:
     once = {"temperature": 0, "n_probs": 20, "return_tokens": True, "ignore_eos": True, "cache_prompt": False}
     return {
         "path": "/completion",
@@ -218,6 +221,8 @@ def _said(answer: dict[str, Any]) -> Any:
     if answer["status"] != 200:
         return answer
     body = answer["body"]
+    if isinstance(body, list):
+        return [_said({**answer, "body": each}) for each in body]
     if "tokens" not in body:
         return body
     chances = [

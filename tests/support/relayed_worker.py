@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from mesh_llm.engine.worker_process import WorkerProcess
 
 HEADER = struct.Struct("<B3xIQ")
 """Of each frame: its kind, its ticket, the size of what follows."""
+_HELLO = 0x81
+"""The kind of the answer to it."""
 
 
 class RelayedWorker(WorkerProcess):
@@ -45,6 +48,38 @@ class RelayedWorker(WorkerProcess):
 
     def pass_answers(self, worker: socket.socket, host: socket.socket) -> None:
         _copy(worker, host)
+
+
+Lie = Callable[[int, bytes], tuple[int, bytes]]
+"""Kind and payload of an answer, and what becomes of them."""
+
+
+class Liar(RelayedWorker):
+    """A worker whose answers are changed, once it is told to."""
+
+    def __init__(self, worker: WorkerProcess, lie: Lie, *, at_once: bool) -> None:
+        super().__init__(worker)
+        self.lies = at_once
+        self._lie = lie
+
+    def pass_answers(self, worker: socket.socket, host: socket.socket) -> None:
+        while len(head := read(worker, HEADER.size)) == HEADER.size:
+            kind, ticket, size = HEADER.unpack(head)
+            payload = read(worker, size)
+            if self.lies:
+                kind, payload = self._lie(kind, payload)
+            host.sendall(HEADER.pack(kind, ticket, len(payload)) + payload)
+
+
+def at(offset: int, value: bytes, then: Lie = lambda kind, payload: (kind, payload)) -> Lie:
+    """Another value in the answer to HELLO; other answers are `then`'s."""
+
+    def lie(kind: int, payload: bytes) -> tuple[int, bytes]:
+        if kind == _HELLO:
+            return kind, payload[:offset] + value + payload[offset + len(value) :]
+        return then(kind, payload)
+
+    return lie
 
 
 def read(link: socket.socket, size: int) -> bytes:

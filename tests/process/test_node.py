@@ -243,6 +243,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
     assert ended.status == 0
     # What the node has answered before decides whether there are figures.
     gain, parts = document["model"]["draft"].pop("gain"), document["engine"]["token"].pop("parts")
+    assert document["models"][0]["draft"].pop("gain") == gain
     first = document["api"].pop("first_token")
     assert shape(first) == {
         "measured_s": "NoneType" if first["measured_s"] is None else "float",
@@ -251,6 +252,10 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
     }
     assert gain is None or gain > 0
     assert all(shape(part) == {"kind": "str", "node": "str", "ms": "float"} for part in parts if part["node"])
+    draft = {
+        **dict.fromkeys(("name", "off"), "NoneType"),
+        **dict.fromkeys(("depth", "drafted", "accepted", "text_drafted", "text_accepted"), "int"),
+    }
     assert shape(document) == {
         "version": "str",
         "node": {
@@ -285,10 +290,7 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
         "model": {
             **dict.fromkeys(("name", "fingerprint", "quantisation"), "str"),
             **dict.fromkeys(("size_bytes", "layers", "context", "slots"), "int"),
-            "draft": {
-                **dict.fromkeys(("name", "off"), "NoneType"),
-                **dict.fromkeys(("depth", "drafted", "accepted", "text_drafted", "text_accepted"), "int"),
-            },
+            "draft": draft,
             "adapters": [],
         },
         "plan": {
@@ -331,8 +333,12 @@ def test_status_says_everything_in_the_promised_form(node: NodeProcess) -> None:
                 **{"host": "str", "mode": "str", "context": "int", "slots": "int", "nodes": ["str"]},
                 "on_demand": "bool",
                 "priority": "int",
-                "replicas": [{"host": "str", "mode": "str", "nodes": ["str"], "crowded": "bool"}],
+                "replicas": [
+                    {"host": "str", "mode": "str", "nodes": ["str"], "crowded": "bool", "lanes": "int"}
+                ],
                 **dict.fromkeys(("replicas_wanted", "replicas_least", "replicas_most"), "int"),
+                "draft": draft,
+                "adapters": [],
             }
         ],
     }

@@ -29,7 +29,7 @@ from mesh_llm.results.samples import Sample
 TITLE = "Lanes: several engines over the same workers"
 
 STREAMS, PROMPT = 8, 24
-FAR_S = 0.010
+FAR_WORKERS, FAR_S = 3, 0.010
 ONE, TWO, THREE, FOUR = "one lane", "two lanes", "three lanes", "four lanes"
 APART, FREE = "two engines apart", "with a second"
 
@@ -57,11 +57,16 @@ class CpuTimes:
         self.tokens += tokens
         self.cores = len(_cores())
 
+    @property
+    def busy(self) -> float:
+        """Cores, on average."""
+        return sum(self.seconds.values()) / self.wall_s
+
     def note(self) -> str:
         each = ", ".join(
             f"{kind} {1000 * self.seconds[kind] / self.tokens:.1f}" for kind in (ENGINES, WORKERS, REST)
         )
-        return f"{each}; {sum(self.seconds.values()) / self.wall_s:.2f} of {self.cores} cores busy"
+        return f"{each}; {self.busy:.2f} of {self.cores} cores busy"
 
 
 CpuOfSides = dict[str, CpuTimes]
@@ -126,7 +131,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         speeds = await _alone_and_beside(near, decoded, plan)
         rows.append(_row("1 stream, 2 workers, 0 ms", speeds, FREE, ONE, at_least(0.98)))
         async with AsyncExitStack() as stack, client() as asker:
-            far = over(base, 3, delay_s=FAR_S).plan
+            far = over(base, FAR_WORKERS, delay_s=FAR_S).plan
             sides = {
                 name: await _lanes(stack, far, count)
                 for name, count in ((ONE, 1), (TWO, 2), (THREE, 3), (FOUR, 4))
@@ -147,6 +152,7 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
         "CPU milliseconds for each token of 8 streams:",
         *(f"0 ms, {side}: {times.note()}" for side, times in near_cpu.items()),
         *(f"10 ms, {side}: {times.note()}" for side, times in far_cpu.items()),
+        _most(median(speeds[ONE]), far_cpu[ONE]),
         "one thread for each worker and each engine, at 0 ms on two cores, at 10 ms on all that there are; "
         "engines compute embedding and output head themselves",
         "lanes share out the slots: each has as many as it gets streams",
@@ -169,6 +175,18 @@ async def _alone_and_beside(near: SplitPlan, decoded: int, plan: Plan) -> Speeds
             for name, each in (await _in_turns(asker, sides, decoded, range(4), streams=1)).items():
                 seen[name].append(median(each))
     return seen
+
+
+def _most(one_lane: float, cpu: CpuTimes) -> str:
+    """What no number of lanes can exceed: every token crosses all links, and computing takes cores."""
+    links_s = (FAR_WORKERS + 1) * FAR_S
+    step_s = STREAMS / one_lane
+    return (
+        "the most that lanes could gain at 10 ms if small batches cost no more: "
+        f"{step_s / links_s:.2f} × until only links take time "
+        f"({1000 * links_s:.0f} of the {1000 * step_s:.0f} ms of a step of one lane), "
+        f"{cpu.cores / cpu.busy:.2f} × until all cores are busy"
+    )
 
 
 def _rounds(plan: Plan) -> Rounds:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,16 @@ def state_of(node: JoiningNode, name: str) -> str:
 
 def ask(node: JoiningNode, model: str) -> Any:
     return node.ask("/v1/completions", {**TEXT, "model": model})
+
+
+def until_told(nodes: Iterable[JoiningNode], model: str, why: str) -> None:
+    """Clients of all of them hear why it is not served."""
+
+    def agree() -> bool:
+        replies = [ask(node, model) for node in nodes]
+        return all((reply.status, reply.json()["error"]["message"]) == (503, why) for reply in replies)
+
+    until(agree, within_s=HEAL_S, what=why)
 
 
 def text_of(node: JoiningNode, model: str) -> str:
@@ -65,6 +76,7 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
         assert re.search(r"tiny goes to make room for it; \d+ MB to read again when it", planned.stdout)
         load(owner, file, *PLAN)
         until_states(*both, tiny="serving", coder="waiting")
+        until_told(both, "coder", "need 16 MB for the model, have 8 MB on 1 node; it would fit without tiny")
         # Equals: whoever has the memory keeps it, and another priority restarts nothing.
         load(owner, "coder", "--priority", "-1")
         load(owner, "tiny", "--priority", "2")
@@ -74,6 +86,7 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
 
         load(owner, "coder", "--priority", "5")
         until_states(*both, tiny="waiting", coder="serving")
+        until_told(both, "tiny", "need 12 MB for the model, have 4 MB on 1 node; it would fit without coder")
         assert {each["name"]: each["priority"] for each in client.status()["models"]} == {
             "tiny": 2,
             "coder": 5,

@@ -381,6 +381,8 @@ class HeldModel:
     fingerprint: Fingerprint
     name: str
     size_bytes: int
+    encodes: bool = False
+    """It makes embeddings and no text: whoever lacks the file cannot look."""
 
 
 @frozen

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +32,22 @@ def state_of(node: JoiningNode, name: str) -> str:
     return next((str(each["state"]) for each in status["models"] if each["name"] == name), "")
 
 
+def ask(node: JoiningNode, model: str) -> Any:
+    return node.ask("/v1/completions", {**TEXT, "model": model})
+
+
+def until_told(nodes: Iterable[JoiningNode], model: str, why: str) -> None:
+    """Clients of all of them hear why it is not served."""
+
+    def agree() -> bool:
+        replies = [ask(node, model) for node in nodes]
+        return all((reply.status, reply.json()["error"]["message"]) == (503, why) for reply in replies)
+
+    until(agree, within_s=HEAL_S, what=why)
+
+
 def text_of(node: JoiningNode, model: str) -> str:
-    reply = node.ask("/v1/completions", {**TEXT, "model": model})
+    reply = ask(node, model)
     assert reply.status == 200, reply.body
     return str(reply.json()["choices"][0]["text"])
 
@@ -58,6 +76,7 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
         assert re.search(r"tiny goes to make room for it; \d+ MB to read again when it", planned.stdout)
         load(owner, file, *PLAN)
         until_states(*both, tiny="serving", coder="waiting")
+        until_told(both, "coder", "need 16 MB for the model, have 8 MB on 1 node; it would fit without tiny")
         # Equals: whoever has the memory keeps it, and another priority restarts nothing.
         load(owner, "coder", "--priority", "-1")
         load(owner, "tiny", "--priority", "2")
@@ -67,6 +86,7 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
 
         load(owner, "coder", "--priority", "5")
         until_states(*both, tiny="waiting", coder="serving")
+        until_told(both, "tiny", "need 12 MB for the model, have 4 MB on 1 node; it would fit without coder")
         assert {each["name"]: each["priority"] for each in client.status()["models"]} == {
             "tiny": 2,
             "coder": 5,
@@ -96,6 +116,54 @@ def test_a_higher_priority_whose_file_is_broken_gives_the_memory_back(model: Pat
         owner.until(lambda: "failed with it again and again" in owner.stdout, what="it gives up for now")
         until_states(owner, tiny="serving", coder="waiting")
         assert text_of(owner, "tiny")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", ["one", "two"])
+def test_a_node_dies_while_a_model_moves_to_another_one(model: Path, tmp_path: Path, victim: str) -> None:
+    """The default model leaves the only node that holds the other one, which is loaded there then."""
+    file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
+    # The default one needs 12.3 MB, the other one 15.6, and more where it is split over what that leaves.
+    rooms = {"one": "15.8MB", "two": "12.5MB"}
+    with lab(model) as nodes:
+        owner = nodes.create("one", "--max-memory", rooms["one"])
+        other = nodes.join("two", owner, "--max-memory", rooms["two"], models=nodes.folder / "empty")
+        client = nodes.start("client", "--join", owner.token(role="client"), "--client").until_ready()
+        names = {node.status()["node"]["id"]: node.name for node in (owner, other)}
+        load(owner, file, *PLAN, "--priority", "-1")
+        until_states(owner, other, client, tiny="serving", coder="waiting")
+        text = text_of(client, "tiny")
+
+        dies = {node.name: node for node in (owner, other)}[victim]
+        question = {**TEXT, "model": "tiny", "max_tokens": 400, "stream": True}
+        question["stream_options"] = {"include_usage": True}
+        with client.stream("/v1/completions", question) as stream:
+            chunks = stream.data()
+            next(chunks)
+            owner.control("/api/load-model", {"name": "coder", "options": {"priority": 5}})
+            until(lambda: has_engine(other), within_s=HEAL_S, what="the default model moves")
+            dies.signal(signal.SIGKILL)
+            *_, usage, last = chunks
+        assert last == "[DONE]"
+        assert json.loads(usage)["usage"]["completion_tokens"] == 400
+        dies.process.wait(30)
+        if victim == "one":
+            until_states(other, client, tiny="serving", coder="waiting")
+            assert text_of(client, "tiny") == text
+            nodes.start("one", "--max-memory", rooms["one"], models=tmp_path).until_ready()
+        else:
+            until_states(owner, client, tiny="waiting", coder="serving")
+            assert ask(client, "tiny").status == 503
+            nodes.start("two", "--max-memory", rooms["two"], models=nodes.folder / "empty").until_ready()
+        until_states(client, tiny="serving", coder="serving")
+        hosts = {each["name"]: names[each["host"]] for each in client.status()["models"]}
+        assert hosts == {"tiny": "two", "coder": "one"}
+        assert text_of(client, "tiny") == text
+
+
+def has_engine(node: JoiningNode) -> bool:
+    """One that starts, or serves."""
+    return any("mesh_llm.engine.children.serve" in line for line in node.command_lines().values())
 
 
 @pytest.mark.full

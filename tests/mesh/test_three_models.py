@@ -151,7 +151,7 @@ def test_every_node_answers_with_the_model_that_a_request_names(mesh: Mesh) -> N
     assert found[0].shape == (2, HIDDEN)
     assert not are_equal(*found[0])
     assert all(are_equal(found[0], each) for each in found)
-    for node in mesh.nodes.values():
+    for node in mesh.running:
         listed = node.ask("/v1/models").json()["data"]
         gives = {each["id"]: each["architecture"]["output_modalities"] for each in listed}
         assert gives == {"story": ["text"], "coder": ["text"], "embedder": ["embeddings"]}, node.name

@@ -82,6 +82,17 @@ async def test_an_unknown_name_is_refused_with_the_list(client: RawClient, engin
     assert not engine.seen
 
 
+@pytest.mark.parametrize("name", ["coder", "cod", "Qwen"])
+async def test_a_beginning_that_several_have_means_none(
+    client: RawClient, node: FakeNode, engine: FakeEngine, coder: FakeEngine, name: str
+) -> None:
+    node.others = [*node.others, FakeNode(names=("coder-1b", "qwen-small"))]
+    status, answer = await asked(client, name)
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert not engine.seen + coder.seen
+    assert (await asked(client, f"{name}-7b"))[0] == (200 if name == "coder" else 404)
+
+
 async def test_where_one_model_is_served_every_name_means_it(
     node: FakeNode, client: RawClient, engine: FakeEngine
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from mesh_llm.planning.decide import decide
-from mesh_llm.planning.making_room import Loaded, make_room
+from mesh_llm.planning.making_room import Loaded, Room, kept_by, make_room
 from mesh_llm.types import Fingerprint, Mode, Plan
 from tests.support.planning import mesh, model, node, settings
 
@@ -62,6 +62,16 @@ def test_what_never_fits_says_what_is_needed() -> None:
     assert not room.is_enough
     assert room.goes == ()
     assert "need" in room.reason
+
+
+def test_what_waits_for_models_that_stay_names_those_alone_that_are_in_its_way() -> None:
+    stays = [loaded("big", 0), loaded("mid", 0, priority=3)]
+    assert kept_by([], stays, plans(12)) == ("big",)
+    assert kept_by([loaded("old", 10)], stays, plans(20)) == ("big", "mid")
+    assert kept_by([loaded("old", 10)], stays, plans(100)) == ()
+    waits = plans(100)(())
+    room = Room(plan=waits, kept_by=("big", "mid"))
+    assert room.reason == f"{waits.reason}; it would fit without big and mid"
 
 
 def test_equals_go_in_the_same_order_on_every_node() -> None:

@@ -148,7 +148,10 @@ FACTS = NodeFacts(
     builds=True,
     threads=4,
     machine_threads=16,
-    models=(HeldModel(fingerprint=Fingerprint("f" * 64), name="smollm2", size_bytes=100),),
+    models=(
+        HeldModel(fingerprint=Fingerprint("f" * 64), name="smollm2", size_bytes=100),
+        HeldModel(fingerprint=Fingerprint("e" * 64), name="embedder", size_bytes=10, encodes=True),
+    ),
     part=HeldPart(fingerprint=Fingerprint("e" * 64), spans=((0, 4), (9, 12))),
     links=((BEN, LinkFacts(kind=LinkKind.QUIC, rtt_s=0.01)),),
     state=State.SERVING,

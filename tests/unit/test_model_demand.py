@@ -215,6 +215,23 @@ def test_one_node_says_why_it_does_not_serve(hosted: Hosted) -> None:
     assert hosted.demand.loads
 
 
+def test_why_a_pinned_model_waits_is_told_by_one_that_has_its_file(hosted: Hosted) -> None:
+    pinned = replace(settings(), others=tuple(replace(each, on_demand=False) for each in settings().others))
+    hosted.mesh.settings_in_force = pinned
+    hosted.demand.reason = "need 3 GB"
+    hosted.demands.tell()
+    assert hosted.told == []
+    hosted.mesh.facts = replace(
+        hosted.mesh.facts, models=(HeldModel(fingerprint=CODER, name="coder", size_bytes=1),)
+    )
+    hosted.demands.tell()
+    assert hosted.told == [Demand(fingerprint=CODER, reason="need 3 GB")]
+    assert not hosted.demands.is_wanted(CODER)
+    hosted.load()
+    hosted.demands.tell()
+    assert hosted.told == []
+
+
 def test_a_node_without_the_file_hears_from_others(hosted: Hosted) -> None:
     hosted.ben_says(Demand(fingerprint=CODER, reason="it needs 9 GB", hopeless=True))
     word = hosted.demand.word()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mesh_llm.node.model_state import ModelState
 from mesh_llm.node.node_state import NodeState
 from mesh_llm.types import State
+
+THEIRS = SimpleNamespace(fingerprint="theirs")
+"""A plan that is being brought up."""
 
 
 class Model:
@@ -19,18 +22,25 @@ class Model:
         self.upstream: object = None
         self.published: Any = None
         unused: Any = None
-        mesh: Any = SimpleNamespace(
+        self.mesh = SimpleNamespace(
             others_reason=str,
             name_of=str,
             facts=SimpleNamespace(resting=False, state=State.WAITING),
             has_company=lambda: True,
         )
-        plans: Any = SimpleNamespace(serving=lambda: self.published, is_default=True)
+        self.plans = SimpleNamespace(serving=lambda: self.published, is_default=True)
         engines: Any = SimpleNamespace(upstream=lambda: self.upstream, names=("ours",))
-        demand: Any = SimpleNamespace(rests=False, settings=None, reason="")
+        self.demand = SimpleNamespace(rests=False, settings=None, reason="")
         announcements: Any = SimpleNamespace(say=lambda kind, text: None)
         self.state = ModelState(
-            mesh, plans, engines, unused, announcements, demand, advice=str, on_change=lambda: None
+            cast(Any, self.mesh),
+            cast(Any, self.plans),
+            engines,
+            unused,
+            announcements,
+            cast(Any, self.demand),
+            advice=str,
+            on_change=lambda: None,
         )
 
     def seen(self) -> tuple[State, str]:
@@ -48,6 +58,19 @@ def test_a_model_whose_file_is_being_fetched_is_loading_for_as_long_as_that_take
 
     model.state.on_supplied()
     assert model.seen() == (State.WAITING, "no node has the model")
+
+
+@pytest.mark.parametrize(("starting", "state"), [((), State.WAITING), ((THEIRS,), State.LOADING)])
+def test_why_a_model_does_not_serve_is_heard_from_others(starting: tuple[Any, ...], state: State) -> None:
+    """From those that have its file; the default one's reason is none of its own."""
+    model = Model()
+    model.plans.is_default, model.plans.fingerprint = False, "theirs"
+    model.mesh.others_reason = lambda: "the default model is too large"
+    model.mesh.alive = lambda: [SimpleNamespace(facts=SimpleNamespace(starting=starting))]
+    model.demand.word = lambda: None
+    assert model.seen() == (state, "no node of the mesh serves yet")
+    model.demand.word = lambda: SimpleNamespace(reason="need 3 GB, have 2 GB", hopeless=False)
+    assert model.seen() == (state, "need 3 GB, have 2 GB")
 
 
 def test_a_model_that_nobody_has_is_waited_for_and_not_loading() -> None:

@@ -26,6 +26,7 @@ from mesh_llm.transport.identity import Identity
 from mesh_llm.transport.network import Peer
 from mesh_llm.types import (
     Fingerprint,
+    HeldModel,
     Mode,
     NodeId,
     Place,
@@ -239,6 +240,18 @@ async def test_a_model_that_is_not_the_default_one_is_shown_with_its_lanes_and_r
     assert seen.value("mesh_llm_process_open_fds", process="engine") > 3
     assert seen.value("mesh_llm_weights_sent_bytes_total") == 77
     assert seen.of("mesh_llm_weights_resident_bytes", "process")["engine"] == 10_000
+
+
+async def test_what_a_model_makes_is_told_without_its_file(node: Node) -> None:
+    """At hand, by anybody who has it; loaded, by its host."""
+    service = serve_beside(node)
+    assert service.details().gives == ("text",)
+    held = HeldModel(fingerprint=CODER, name="coder", size_bytes=1, encodes=True)
+    admit(node, ANN, name="ann", state=State.SERVING, models=(held,))
+    assert service.details().gives == ("embeddings",)
+    plan = ServingPlan(epoch=3, plan=a_plan(BEN, a_stage(BEN, 0, 30)), fingerprint=CODER)
+    admit(node, BEN, name="ben", models=(replace(held, encodes=False),), also_serving=(plan,))
+    assert service.details().gives == ("text",)
 
 
 async def test_speed_is_measured_from_the_engines_own_series(node: Node) -> None:

@@ -132,7 +132,12 @@ class ModelFiles:
 
 
 def _held(facts: ModelFacts) -> HeldModel:
-    return HeldModel(fingerprint=facts.fingerprint, name=file_stem(facts), size_bytes=facts.size_bytes)
+    return HeldModel(
+        fingerprint=facts.fingerprint,
+        name=file_stem(facts),
+        size_bytes=facts.size_bytes,
+        encodes=facts.encodes,
+    )
 
 
 def _spans(layers: Sequence[int]) -> Iterator[tuple[int, int]]:

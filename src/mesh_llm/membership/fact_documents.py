@@ -132,7 +132,9 @@ _DEVICE = Shape(
     total_bytes=whole(),
     mps=FLAG,
 )
-_MODEL = Shape(HeldModel, "model", fingerprint=_NAME, name=_NAME, size_bytes=whole())
+_MODEL = Shape(
+    HeldModel, "model", terse=True, fingerprint=_NAME, name=_NAME, size_bytes=whole(), encodes=FLAG
+)
 _PART = Shape(HeldPart, "part", fingerprint=_NAME, spans=items(_SPAN_LIMIT, _span, list))
 _RATE = number(_RATE_MOST)
 

@@ -19,6 +19,7 @@ from mesh_llm.host.plan_run import PlanRun
 from mesh_llm.local.hardware import Hardware
 from mesh_llm.local.modalities import described
 from mesh_llm.local.model_files import ModelFiles
+from mesh_llm.membership.member import Published
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.node.announcements import Announcements
 from mesh_llm.node.engines import ModelEngines
@@ -191,12 +192,22 @@ class ModelService:
         facts = self._parts.model_files.facts(settings.fingerprint) if settings is not None else None
         context = published[1].plan.context if published is not None else None
         sees = settings is not None and settings.projector is not None
+        encodes = facts.encodes if facts is not None else self._encodes(settings, published)
         return ModelDetails(
             context=context or (settings.context if settings is not None else None),
             takes=("text", "image") if sees else ("text",),
-            gives=("embeddings",) if facts is not None and facts.encodes else ("text",),
+            gives=("embeddings",) if encodes else ("text",),
             on_demand=self.demand.settings is not None,
             seed=settings.seed if settings is not None else None,
+        )
+
+    def _encodes(self, settings: ModelSettings | None, published: Published | None) -> bool:
+        """Whether it makes embeddings, by the word of its host; else of anybody who has its file."""
+        mesh = self._parts.mesh
+        host = mesh.member(published[0]) if published is not None else None
+        told = (model for member in ([host] if host else mesh.alive()) for model in member.facts.models)
+        return settings is not None and any(
+            model.encodes for model in told if model.fingerprint == settings.fingerprint
         )
 
     def _on_wait(self, waited_s: float) -> None:

@@ -16,6 +16,7 @@ from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.replicas import Crowding
 from mesh_llm.types import Event, State
 
+_NOBODY = "no node of the mesh serves yet"
 AT_HAND = "it is at hand, and loaded when somebody asks for it"
 
 
@@ -65,13 +66,21 @@ class ModelState:
         elif (published := self._plans.serving()) is not None:
             self.value = State.LOADING
             self.reason = f"{self._mesh.name_of(published[0])} is about to serve"
-        elif self._demand.settings is not None:
-            word = self._demand.word()
-            self.value = State.WAITING if word is not None and word.hopeless else State.LOADING
-            self.reason = word.reason if word is not None else "the mesh is about to load it"
+        elif self._plans.is_default:
+            self.value, self.reason = State.WAITING, self._mesh.others_reason() or _NOBODY
         else:
-            self.value = State.WAITING
-            self.reason = self._mesh.others_reason() or "no node of the mesh serves yet"
+            self.value, self.reason = self._by_others()
+
+    def _by_others(self) -> tuple[State, str]:
+        """What a node says that has the model's file."""
+        word = self._demand.word()
+        if self._demand.settings is not None:
+            hopeless = word is not None and word.hopeless
+            reason = word.reason if word is not None else "the mesh is about to load it"
+            return State.WAITING if hopeless else State.LOADING, reason
+        starting = [plan.fingerprint for member in self._mesh.alive() for plan in member.facts.starting]
+        state = State.LOADING if self._plans.fingerprint in starting else State.WAITING
+        return state, word.reason if word is not None else _NOBODY
 
     def _say(self, kind: str, text: str) -> None:
         """Of another model than the default one, with its name."""
@@ -115,6 +124,7 @@ class ModelState:
 
     def on_standing_by(self) -> None:
         self.progress = None
+        self._demand.reason = ""
         self._on_change()
 
     def on_serving(self, run: PlanRun) -> None:

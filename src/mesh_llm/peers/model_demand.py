@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
-from mesh_llm.planning.making_room import Loaded, Room, make_room
+from mesh_llm.planning.making_room import Loaded, Room, kept_by, make_room
 from mesh_llm.types import Demand, Fingerprint, Mode, NodeId, Plan, Role
 
 DEMAND_TICK_S = 0.5
@@ -92,7 +93,6 @@ class Demands:
         settings = self.mesh.settings()
         if settings is None:
             return []
-        others = (each for each in settings.models if each.fingerprint != own.fingerprint)
         return [
             Loaded(
                 fingerprint=each.fingerprint,
@@ -101,10 +101,23 @@ class Demands:
                 priority=each.rank,
                 gives_way=settings.gives_way(each, own),
             )
-            for each in others
-            if (settings.is_on_demand(each) or settings.gives_way(each, own))
-            and self.has_memory(each.fingerprint)
+            for each in self._others_with_memory(own)
+            if settings.is_on_demand(each) or settings.gives_way(each, own)
         ]
+
+    def others_kept(self, own: ModelSettings) -> list[Loaded]:
+        """What has memory now and need not go for `own`."""
+        may_go = {each.fingerprint for each in self.others_loaded(own)}
+        return [
+            Loaded(fingerprint=each.fingerprint, name=each.alias, priority=each.rank)
+            for each in self._others_with_memory(own)
+            if each.fingerprint not in may_go
+        ]
+
+    def _others_with_memory(self, own: ModelSettings) -> list[ModelSettings]:
+        models = () if (settings := self.mesh.settings()) is None else settings.models
+        others = (each for each in models if each.fingerprint != own.fingerprint)
+        return [each for each in others if self.has_memory(each.fingerprint)]
 
 
 class ModelDemand:
@@ -236,12 +249,14 @@ class ModelDemand:
     def room_for(self, plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Room | None:
         """Where nothing fits: which others have to go, if any have memory. Idle ones are asked to."""
         own = self._plans.settings()
-        loaded = self._demands.others_loaded(own) if own is not None and plan.mode is Mode.WAITING else []
         self.hopeless = plan.mode is Mode.WAITING
-        if not loaded:
+        if own is None or plan.mode is not Mode.WAITING:
             return None
-        room = make_room(loaded, plan_without)
+        loaded = self._demands.others_loaded(own)
+        room = make_room(loaded, plan_without) if loaded else Room(plan=plan)
         self.hopeless = not room.is_enough
+        if not room.is_enough and (kept := self._demands.others_kept(own)):
+            room = replace(room, kept_by=kept_by(loaded, kept, plan_without))
         idle = [each for each in room.goes if not each.gives_way]
         if idle and room.plan.host == self._mesh.me:
             until = time.monotonic() + GOES_S
@@ -269,7 +284,7 @@ class ModelDemand:
         """None where there is nothing to tell."""
         settings, own = self.settings, self._fingerprint
         if settings is None:
-            return None
+            return self._told_of_pinned()
         wanted = self._is_wanted_here()
         if self._demands.goes_for(own) == own and not self._demands.has_memory(own):
             # Done: whoever asks for it now is to have it.
@@ -288,6 +303,16 @@ class ModelDemand:
             hopeless=speaks and (has_failed or self.hopeless),
         )
         return demand if demand != Demand(fingerprint=own) else None
+
+    def _told_of_pinned(self) -> Demand | None:
+        """Why a model that is always loaded does not serve: nodes without its file cannot see. That of the
+        default model is its nodes' own state."""
+        known = self._plans.settings() is not None and not self._plans.is_default
+        if not known or not self.reason or self._plans.serving() is not None:
+            return None
+        if self._plans.begun is None and not self._is_speaker():
+            return None
+        return Demand(fingerprint=self._fingerprint, reason=self.reason[:_REASON_CHARS])
 
     def _is_wanted_here(self) -> bool:
         """By this node's clients, or by lite clients that are connected to it."""

@@ -39,6 +39,8 @@ class Room:
     """They may go now."""
     stays: tuple[Loaded, ...] = ()
     """They may not go yet, and nothing fits as long as they stay."""
+    kept_by: tuple[str, ...] = ()
+    """Models that need not go, by name: without them, it would fit."""
 
     @property
     def takes_over(self) -> bool:
@@ -56,6 +58,8 @@ class Room:
 
     @property
     def reason(self) -> str:
+        if not self.is_enough and self.kept_by:
+            return f"{self.plan.reason}; it would fit without {' and '.join(self.kept_by)}"
         if not self.is_enough:
             return self.plan.reason
         if self.stays:
@@ -78,6 +82,14 @@ def make_room(loaded: Sequence[Loaded], plan_without: Callable[[Collection[Finge
         if plan.mode is not Mode.WAITING:
             return _least(goes, plan, plan_without)
     return Room(plan=plan)
+
+
+def kept_by(
+    loaded: Sequence[Loaded], kept: Sequence[Loaded], plan_without: Callable[[Collection[Fingerprint]], Plan]
+) -> tuple[str, ...]:
+    """Those of `kept`, by name, without which it would fit: none, where it would not in any case."""
+    room = make_room([*loaded, *kept], plan_without)
+    return tuple(each.name for each in (*room.goes, *room.stays) if room.is_enough and each in kept)
 
 
 def _least(goes: list[Loaded], plan: Plan, plan_without: Callable[[Collection[Fingerprint]], Plan]) -> Room:

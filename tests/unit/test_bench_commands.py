@@ -46,7 +46,13 @@ def plan(layers: int = 12) -> SplitPlan:
 
 def answers(*speeds: float) -> list[TimedAnswer]:
     return [
-        TimedAnswer(document={"content": "x", "timings": {"predicted_per_second": speed}}, wall_s=1.0)
+        TimedAnswer(
+            document={
+                "content": "x",
+                "timings": {"predicted_per_second": speed, "prompt_per_second": 10 * speed},
+            },
+            wall_s=1.0,
+        )
         for speed in speeds
     ]
 
@@ -63,6 +69,7 @@ def found(*cells: tuple[int, float, float, float]) -> GridFound:
                 },
                 ready_s={GridSide.OURS: 1.0, GridSide.STOCK: 2.0},
                 delay_ms={GridSide.OURS: ms, GridSide.STOCK: ms},
+                loaded_bytes={GridSide.OURS: 250_000, GridSide.STOCK: 98_000_000} if ms else {},
             )
             for nodes, ms, ours, stock in cells
         },
@@ -305,6 +312,20 @@ def test_the_table_has_theirs_beside_ours() -> None:
     )
     assert "not measured here" in made.notes[-1]
     assert [figure.name for figure in made.figures][:2] == ["unsplit: decode", "ours, 3 nodes, 0 ms: decode"]
+
+
+def test_starts_are_told_with_what_went_over_links_and_how_prompts_are_read() -> None:
+    made = document(found((3, 0, 40, 20), (3, 10, 20, 8)), command="c", facts={})
+    table = next(table for table in made.tables if table.title == "Start and prompts")
+    assert table.rows == (
+        ("1", "–", "unsplit", "–", "–", "500 tok/s", "500–500"),
+        ("3", "0 ms", "ours", "1.0 s", "–", "400 tok/s", "400–400"),
+        ("3", "0 ms", "stock ggml-rpc", "2.0 s", "–", "200 tok/s", "200–200"),
+        ("3", "10 ms", "ours", "1.0 s", "0.25 MB", "200 tok/s", "200–200"),
+        ("3", "10 ms", "stock ggml-rpc", "2.0 s", "98.00 MB", "80 tok/s", "80–80"),
+    )
+    assert "theirs" in table.note
+    assert [figure.name for figure in made.figures][-1] == "stock ggml-rpc, 3 nodes, 10 ms: prefill"
 
 
 def test_their_curve_stands_only_where_shares_are_compared() -> None:

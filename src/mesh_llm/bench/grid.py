@@ -125,6 +125,8 @@ class CellFound:
     ready_s: dict[str, float]
     delay_ms: dict[str, float]
     """As measured in the lines, one way."""
+    loaded_bytes: dict[str, int] = field(default_factory=dict)
+    """Over all links until it was ready; of those sides alone that have lines, which count them."""
 
 
 @frozen
@@ -186,8 +188,12 @@ async def _measure_cell(
     seen: Seen = defaultdict(list)
     ready_s: dict[str, float] = {}
     delay_ms: dict[str, float] = {}
+    loaded_bytes: dict[str, int] = {}
     for group in groups(list(setups), size_bytes=spec.model.stat().st_size, free_bytes=_free_bytes()):
         async with running({side: setups[side] for side in group}) as (started, asker):
+            for name, rig in started.items():
+                if passed := await rig.passages():
+                    loaded_bytes[name] = sum(way.size_bytes for way in passed)
             rounds = Rounds(wanted=spec.rounds, budget_s=_CELL_S)
             asked = {GridSide.UNSPLIT: unsplit, **started}
             for name, answers in (await ask_in_turns(asker, asked, prompt, spec.tokens, rounds)).items():
@@ -195,7 +201,7 @@ async def _measure_cell(
             for name, rig in started.items():
                 ready_s[name] = rig.server.ready_s
                 delay_ms[name] = rigs.measured_delay_ms(await rig.passages())
-    return CellFound(seen=dict(seen), ready_s=ready_s, delay_ms=delay_ms)
+    return CellFound(seen=dict(seen), ready_s=ready_s, delay_ms=delay_ms, loaded_bytes=loaded_bytes)
 
 
 def groups(sides: Sequence[GridSide], *, size_bytes: int, free_bytes: int) -> list[list[GridSide]]:

@@ -182,6 +182,42 @@ def test_what_a_plan_needs_is_told_as_planned_and_not_as_measured() -> None:
     assert dict(zip(nodes.columns, nodes.rows[0], strict=True))["planned memory"] == "90 MB"
 
 
+@pytest.mark.parametrize(
+    ("predicted", "cells"),
+    [
+        ((0.5, 0.4, 0.6), ("1 s", "0.5 s", "0.4–0.6 s", "-50 %")),
+        ((None, None, None), ("1 s", "–", "–", "–")),
+    ],
+)
+def test_predictions_are_told_with_their_range_for_prompts_of_the_same_length(
+    predicted: tuple[float | None, ...], cells: tuple[str, ...]
+) -> None:
+    told = status()
+    assert told.plan
+    told = replace(told, plan=replace(told.plan, predicted_tok_s_low=8.0, predicted_tok_s_high=12.5))
+    middle_s, low_s, high_s = predicted
+    seen = {
+        Step(kind="prompt", size=512, round=0): StepSeen(
+            first_s=1.0,
+            tok_s=0.0,
+            prompt_tok_s=600.0,
+            predicted_s=middle_s,
+            predicted_low_s=low_s,
+            predicted_high_s=high_s,
+        ),
+        Step(kind="streams", size=1, round=0): StepSeen(first_s=0.1, tok_s=8.0),
+    }
+
+    made = mesh_document(LoadFound(steps=seen, left_out=(), before=told, after=told), command="c", facts={})
+
+    table = next(table for table in made.tables if table.title == "Measured beside predicted")
+    assert table.rows == (
+        ("decode, one stream", "8 tok/s", "10 tok/s", "8–12.5 tok/s", "+25 %"),
+        ("first token, 512 tokens", *cells),
+    )
+    assert bool(table.note) is (predicted[0] is None)
+
+
 def test_a_command_is_told_without_the_folder_of_its_results() -> None:
     assert command(["bench", "grid", "-o", "/tmp/x", "--quick"]) == "mesh-llm bench grid --quick"
     assert command(["bench", "--output=/tmp/x"]) == "mesh-llm bench"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,24 +275,37 @@ def test_every_link_of_a_cell_is_as_bad_as_was_asked_for() -> None:
     assert near.plan.link.jitter_s == 0.001
 
 
-def test_options_of_links_reach_the_grid_in_its_units(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def spec_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., GridSpec]:
+    """What `bench grid` would measure with these options."""
     asked: list[GridSpec] = []
 
     async def measure(spec: GridSpec, **_: Any) -> None:
         asked.append(spec)
         raise MeshError("that is enough")
 
+    def spec(*options: str) -> GridSpec:
+        file = tmp_path / "m.gguf"
+        file.touch()
+        done = CliRunner().invoke(grid_command, ["--model", str(file), *options])
+        assert isinstance(done.exception, MeshError), done.output
+        return asked.pop()
+
     monkeypatch.setattr(grid, "measure", measure)
-    file = tmp_path / "m.gguf"
-    file.touch()
-    given = ["--model", str(file), "--latency", "10", "--jitter", "3", "--bandwidth", "5", "--loss", "2"]
+    return spec
 
-    done = CliRunner().invoke(grid_command, given)
 
-    assert isinstance(done.exception, MeshError), done.output
-    assert asked[0].link(0.01) == Conditions(delay_s=0.01, jitter_s=0.003, bytes_s=5e6, loss=0.02)
+def test_a_quick_grid_has_an_end_on_a_busy_machine(spec_of: Callable[..., GridSpec]) -> None:
+    quick, whole = spec_of("--quick"), spec_of()
+    assert [(cell.nodes, cell.latency_s) for cell in quick.cells] == [(3, 0), (3, 0.01), (5, 0), (5, 0.01)]
+    assert len(quick.cells) * quick.cell_s <= 120
+    assert quick.cell_s < whole.cell_s
+    assert quick.sides == (GridSide.OURS, GridSide.STOCK)
+
+
+def test_options_of_links_reach_the_grid_in_its_units(spec_of: Callable[..., GridSpec]) -> None:
+    asked = spec_of("--latency", "10", "--jitter", "3", "--bandwidth", "5", "--loss", "2")
+    assert asked.link(0.01) == Conditions(delay_s=0.01, jitter_s=0.003, bytes_s=5e6, loss=0.02)
 
 
 def test_the_host_is_a_node_and_layers_are_spread_evenly() -> None:

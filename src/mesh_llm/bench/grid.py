@@ -41,7 +41,7 @@ from mesh_llm.types import Progress, ProgressSink
 
 NODES_LIMIT = 9
 CONTEXT = 2048
-_CELL_S = 180.0
+CELL_S, QUICK_CELL_S = 180.0, 30.0
 """For the rounds of one cell; on a machine too busy for all of them the rest is left out."""
 _START_S = 5.0
 """To start one side of a cell, as a guess: what is said beforehand is no more than that."""
@@ -82,6 +82,7 @@ class GridSpec:
     loss: float = 0.0
     rounds: int = 5
     tokens: int = 48
+    cell_s: float = CELL_S
 
     def __post_init__(self) -> None:
         wrong = [count for count in self.nodes if not 2 <= count <= NODES_LIMIT]
@@ -194,7 +195,7 @@ async def _measure_cell(
             for name, rig in started.items():
                 if passed := await rig.passages():
                     loaded_bytes[name] = sum(way.size_bytes for way in passed)
-            rounds = Rounds(wanted=spec.rounds, budget_s=_CELL_S)
+            rounds = Rounds(wanted=spec.rounds, budget_s=spec.cell_s)
             asked = {GridSide.UNSPLIT: unsplit, **started}
             for name, answers in (await ask_in_turns(asker, asked, prompt, spec.tokens, rounds)).items():
                 seen[name] += answers

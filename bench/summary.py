@@ -48,18 +48,48 @@ class Cell(NamedTuple):
         return f"{row[self.side]['median']:.3g} {row[self.side]['unit']}"
 
 
+class GridCell(NamedTuple):
+    """What the grid says of one side, in the column of that name."""
+
+    nodes: str
+    latency: str
+    side: str
+    column: str
+
+    def __str__(self) -> str:
+        spread = next(table for table in result("grid").tables if table.title == "Spread")
+        row = next(row for row in spread.rows if row[:3] == (self.nodes, self.latency, self.side))
+        unit = " tok/s" if self.column == "tok/s" else ""
+        return row[spread.columns.index(self.column)] + unit
+
+
+_OURS, _STOCK = "ours", "stock ggml-rpc"
 _FAR = "decode, 5 workers, 10 ms, of stock"
 _NEAR = "decode, 3 workers, no delay, of local"
 _START = "start until ready, 3 workers, 50 ms"
 _BYTES = "all bytes over links until ready"
 _EDITED = "a program edited: text"
 _ENDS = "it ends"
-CHOSEN: tuple[tuple[str, Cell, Cell | str], ...] = (
-    ("writing over 5 machines, 10 ms apart", Cell("split", _FAR, "ours"), Cell("split", _FAR, "theirs")),
+CHOSEN: tuple[tuple[str, Cell | GridCell, Cell | GridCell | str], ...] = (
     (
-        "writing over 3 machines, of one machine's speed",
+        "writing over 5 machines, 10 ms apart; processor with AMX",
+        Cell("split", _FAR, "ours"),
+        Cell("split", _FAR, "theirs"),
+    ),
+    (
+        "the same; processor without AMX",
+        GridCell("5", "10 ms", _OURS, "tok/s"),
+        GridCell("5", "10 ms", _STOCK, "tok/s"),
+    ),
+    (
+        "writing over 3 machines with no delay, of one machine's speed; with AMX",
         Cell("split", f"ours: {_NEAR}", "figure"),
         Cell("split", f"stock: {_NEAR}", "figure"),
+    ),
+    (
+        "the same; without AMX",
+        GridCell("3", "0 ms", _OURS, "of unsplit"),
+        GridCell("3", "0 ms", _STOCK, "of unsplit"),
     ),
     (
         "start over 3 machines, 50 ms apart",

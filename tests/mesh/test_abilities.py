@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import tiny_gguf
-from tests.support.mesh import HEAL_S, MeshProcesses
+from tests.support.mesh import HEAL_S, Agreed, MeshProcesses
 from tests.support.node import SMALL, NodeProcess, temporary_home
 from tests.support.pictures import url
 from tests.support.waiting import until
@@ -60,6 +60,50 @@ def test_reranker_reranks_by_itself(home: Path, libraries: dict[str, Path], tmp_
     scores = [result["relevance_score"] for result in results]
     assert scores == sorted(scores, reverse=True)
     assert len(set(scores)) == 3
+
+
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("qwen3", marks=pytest.mark.full)])
+@pytest.mark.parametrize("ranks", [False, True], ids=["embeddings", "ranks"])
+def test_what_makes_no_text_is_split_like_any_other(
+    architecture: str, ranks: bool, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    """The first request through all stages is one that such a model answers; bert has no token to make."""
+    more: dict[str, Any] = {"metadata": {"pooling_type": POOLING_LAST}} if architecture == "qwen3" else {}
+    if ranks:
+        more = {
+            "metadata": {"pooling_type": POOLING_RANK, "classifier.output_labels": ["yes", "no"]},
+            "tensors": {"cls.output.weight": (2, HIDDEN)},
+        }
+    model = tiny_gguf.write(tmp_path / "model.gguf", architecture, hidden=HIDDEN, **more)
+    path = "/v1/embeddings"
+    body: dict[str, Any] = {"input": ["a short text", "another one, which is longer"]}
+    if ranks:
+        path, body = "/v1/rerank", {"query": "a panda?", "documents": ["hi", "it is a bear"]}
+    with temporary_home() as folder, MeshProcesses(folder, model) as mesh:
+        one = mesh.create("one")
+        one.until_ready()
+        alone = one.ask(path, body)
+    with temporary_home() as folder, MeshProcesses(folder, model) as mesh:
+        mesh.create("one", "--split")
+        mesh.join("two")
+
+        def over_both() -> Agreed | None:
+            agreed = mesh.agreed()
+            return agreed if agreed is not None and len(agreed.stages) == 2 else None
+
+        split = until(over_both, within_s=HEAL_S, what="both serve together")
+        replies = [node.ask(path, body) for node in mesh.nodes.values()]
+
+    assert split.workers
+    assert alone.status == 200, alone.body
+    assert [reply.status for reply in replies] == [200, 200], [reply.body for reply in replies]
+    assert [_numbers(reply.json()) for reply in replies] == [_numbers(alone.json())] * 2
+
+
+def _numbers(document: dict[str, Any]) -> Any:
+    if "results" in document:
+        return {result["index"]: result["relevance_score"] for result in document["results"]}
+    return [entry["embedding"] for entry in document["data"]]
 
 
 def test_projector_beside_the_model_lets_it_see_on_every_node(

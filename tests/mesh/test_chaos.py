@@ -13,9 +13,11 @@ from mesh_llm.errors import MeshError
 from mesh_llm.lab.chaos import oracles, records
 from mesh_llm.lab.chaos.mesh import chaos_mesh
 from mesh_llm.lab.chaos.pauses import pauses
+from mesh_llm.lab.chaos.questions import EMBEDDINGS
 from mesh_llm.lab.chaos.records import Asked, ChaosLog, Record
 from mesh_llm.lab.chaos.run import run
 from mesh_llm.lab.chaos.schedule import KINDS, Fault, draw
+from tests.support import tiny_gguf
 from tests.support.command import MESH_LLM, Running
 
 SEED = 24
@@ -85,6 +87,23 @@ def test_each_kind_of_fault(model: Path, tmp_path: Path, kind: str) -> None:
     found = run_with(model, tmp_path / "log", (fault,), minutes=0.1)
     check(found)
     assert phases(found) == {kind: ["begin", "end"]}
+
+
+@pytest.mark.full
+def test_vectors_are_the_same_whatever_happens(libraries: dict[str, Path], tmp_path: Path) -> None:
+    """Of a model that answers nothing else, split over all nodes."""
+    path = tmp_path / "embedder.gguf"
+    model = tiny_gguf.write(path, "bert", layers=8, hidden=128, feed_forward=512, context=1024)
+    faults = (
+        Fault(at_s=1.0, kind="kill-engine", node="two"),
+        Fault(at_s=3.0, kind="kill-node", node="two", for_s=0.5),
+    )
+    asked = Asked(seed=SEED, minutes=0.1, model=str(model), clients=2, faults=faults, embeddings=True)
+    found = asyncio.run(run(asked, ChaosLog(None), tell=lambda _: None))
+    check(found)
+    assert phases(found) == {each.kind: ["begin", "end"] for each in faults}
+    assert {each["question"] for each in oracles.of_kind(found, "reference")} == set(EMBEDDINGS)
+    assert "done" in {each["outcome"] for each in oracles.of_kind(found, "answer")}
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ def test_the_smallest_grid_has_all_sides_and_the_published_figures(worded: Path,
     ended = mesh_llm("bench", "grid", *options, "-o", tmp_path, "--json", within_s=GRID_S)
     assert ended.status == 0, ended.stderr
     found = from_json(ended.stdout)
-    speeds, spread = found.tables
+    speeds, starts, spread = found.tables
     stock = any("stock" in column for column in speeds.columns)
     assert stock or "stock ggml-rpc is left out" in ended.stderr
     assert speeds.columns[:6] == (
@@ -44,6 +44,11 @@ def test_the_smallest_grid_has_all_sides_and_the_published_figures(worded: Path,
     assert [row[:2] for row in speeds.rows] == [("1", "–"), ("3", "0 ms"), ("3", "5 ms")]
     assert [row[-2:] for row in speeds.rows[1:]] == [("60.2", "1.00 ×"), ("30.1", "0.50 ×")]
     assert len(spread.rows) == 2 * (2 + stock) + stock
+    sent = {row[2]: float(row[4].removesuffix(" MB")) for row in starts.rows if row[1] == "5 ms"}
+    assert 0 < sent["ours"] == pytest.approx(sent["ours + drafts"], rel=0.5)
+    if stock:
+        # All weights but the host's go over stock's links, and none over ours.
+        assert sent["stock ggml-rpc"] > worded.stat().st_size / 3e6 > sent["ours"]
     assert any("not measured here" in note for note in found.notes)
     assert any("equal on all sides" in note for note in found.notes)
     assert {"grid.json", "grid.md", "grid.html"} <= {file.name for file in tmp_path.iterdir()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff, GivingBack
+from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff, BetterPlan, GivingBack
 from mesh_llm.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")
@@ -77,3 +77,17 @@ def test_a_model_that_keeps_failing_leaves_its_memory_for_longer_and_longer() ->
     assert pauses == [0, 60, 120, 240, 480, 960, 1800, 1800, 1800]
     # One that had served for five minutes is tried again at once.
     assert giving_back.failed(now=5000.0, well_s=300.0) == GivingBack(failures=1)
+
+
+def test_a_better_plan_that_fails_again_and_again_waits_longer_and_longer_and_another_one_does_not() -> None:
+    better, now, pauses = BetterPlan(), 0.0, []
+    for _ in range(7):
+        assert not better.waits(("one",), now=now)
+        better = better.failed(("one",), now=now)
+        assert better.waits(("one",), now=now)
+        assert not better.waits(("two",), now=now)
+        pauses.append(better.until_s - now)
+        now = better.until_s
+
+    assert pauses == [2, 4, 8, 16, 32, 60, 60]
+    assert better.failed(("two",), now=now).until_s == now + 2

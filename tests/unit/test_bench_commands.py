@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,13 @@ def plan(layers: int = 12) -> SplitPlan:
 
 def answers(*speeds: float) -> list[TimedAnswer]:
     return [
-        TimedAnswer(document={"content": "x", "timings": {"predicted_per_second": speed}}, wall_s=1.0)
+        TimedAnswer(
+            document={
+                "content": "x",
+                "timings": {"predicted_per_second": speed, "prompt_per_second": 10 * speed},
+            },
+            wall_s=1.0,
+        )
         for speed in speeds
     ]
 
@@ -63,6 +70,7 @@ def found(*cells: tuple[int, float, float, float]) -> GridFound:
                 },
                 ready_s={GridSide.OURS: 1.0, GridSide.STOCK: 2.0},
                 delay_ms={GridSide.OURS: ms, GridSide.STOCK: ms},
+                loaded_bytes={GridSide.OURS: 250_000, GridSide.STOCK: 98_000_000} if ms else {},
             )
             for nodes, ms, ours, stock in cells
         },
@@ -175,6 +183,42 @@ def test_what_a_plan_needs_is_told_as_planned_and_not_as_measured() -> None:
     assert dict(zip(nodes.columns, nodes.rows[0], strict=True))["planned memory"] == "90 MB"
 
 
+@pytest.mark.parametrize(
+    ("predicted", "cells"),
+    [
+        ((0.5, 0.4, 0.6), ("1 s", "0.5 s", "0.4–0.6 s", "-50 %")),
+        ((None, None, None), ("1 s", "–", "–", "–")),
+    ],
+)
+def test_predictions_are_told_with_their_range_for_prompts_of_the_same_length(
+    predicted: tuple[float | None, ...], cells: tuple[str, ...]
+) -> None:
+    told = status()
+    assert told.plan
+    told = replace(told, plan=replace(told.plan, predicted_tok_s_low=8.0, predicted_tok_s_high=12.5))
+    middle_s, low_s, high_s = predicted
+    seen = {
+        Step(kind="prompt", size=512, round=0): StepSeen(
+            first_s=1.0,
+            tok_s=0.0,
+            prompt_tok_s=600.0,
+            predicted_s=middle_s,
+            predicted_low_s=low_s,
+            predicted_high_s=high_s,
+        ),
+        Step(kind="streams", size=1, round=0): StepSeen(first_s=0.1, tok_s=8.0),
+    }
+
+    made = mesh_document(LoadFound(steps=seen, left_out=(), before=told, after=told), command="c", facts={})
+
+    table = next(table for table in made.tables if table.title == "Measured beside predicted")
+    assert table.rows == (
+        ("decode, one stream", "8 tok/s", "10 tok/s", "8–12.5 tok/s", "+25 %"),
+        ("first token, 512 tokens", *cells),
+    )
+    assert bool(table.note) is (predicted[0] is None)
+
+
 def test_a_command_is_told_without_the_folder_of_its_results() -> None:
     assert command(["bench", "grid", "-o", "/tmp/x", "--quick"]) == "mesh-llm bench grid --quick"
     assert command(["bench", "--output=/tmp/x"]) == "mesh-llm bench"
@@ -231,24 +275,37 @@ def test_every_link_of_a_cell_is_as_bad_as_was_asked_for() -> None:
     assert near.plan.link.jitter_s == 0.001
 
 
-def test_options_of_links_reach_the_grid_in_its_units(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def spec_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., GridSpec]:
+    """What `bench grid` would measure with these options."""
     asked: list[GridSpec] = []
 
     async def measure(spec: GridSpec, **_: Any) -> None:
         asked.append(spec)
         raise MeshError("that is enough")
 
+    def spec(*options: str) -> GridSpec:
+        file = tmp_path / "m.gguf"
+        file.touch()
+        done = CliRunner().invoke(grid_command, ["--model", str(file), *options])
+        assert isinstance(done.exception, MeshError), done.output
+        return asked.pop()
+
     monkeypatch.setattr(grid, "measure", measure)
-    file = tmp_path / "m.gguf"
-    file.touch()
-    given = ["--model", str(file), "--latency", "10", "--jitter", "3", "--bandwidth", "5", "--loss", "2"]
+    return spec
 
-    done = CliRunner().invoke(grid_command, given)
 
-    assert isinstance(done.exception, MeshError), done.output
-    assert asked[0].link(0.01) == Conditions(delay_s=0.01, jitter_s=0.003, bytes_s=5e6, loss=0.02)
+def test_a_quick_grid_has_an_end_on_a_busy_machine(spec_of: Callable[..., GridSpec]) -> None:
+    quick, whole = spec_of("--quick"), spec_of()
+    assert [(cell.nodes, cell.latency_s) for cell in quick.cells] == [(3, 0), (3, 0.01), (5, 0), (5, 0.01)]
+    assert len(quick.cells) * quick.cell_s <= 120
+    assert quick.cell_s < whole.cell_s
+    assert quick.sides == (GridSide.OURS, GridSide.STOCK)
+
+
+def test_options_of_links_reach_the_grid_in_its_units(spec_of: Callable[..., GridSpec]) -> None:
+    asked = spec_of("--latency", "10", "--jitter", "3", "--bandwidth", "5", "--loss", "2")
+    assert asked.link(0.01) == Conditions(delay_s=0.01, jitter_s=0.003, bytes_s=5e6, loss=0.02)
 
 
 def test_the_host_is_a_node_and_layers_are_spread_evenly() -> None:
@@ -305,6 +362,20 @@ def test_the_table_has_theirs_beside_ours() -> None:
     )
     assert "not measured here" in made.notes[-1]
     assert [figure.name for figure in made.figures][:2] == ["unsplit: decode", "ours, 3 nodes, 0 ms: decode"]
+
+
+def test_starts_are_told_with_what_went_over_links_and_how_prompts_are_read() -> None:
+    made = document(found((3, 0, 40, 20), (3, 10, 20, 8)), command="c", facts={})
+    table = next(table for table in made.tables if table.title == "Start and prompts")
+    assert table.rows == (
+        ("1", "–", "unsplit", "–", "–", "500 tok/s", "500–500"),
+        ("3", "0 ms", "ours", "1.0 s", "–", "400 tok/s", "400–400"),
+        ("3", "0 ms", "stock ggml-rpc", "2.0 s", "–", "200 tok/s", "200–200"),
+        ("3", "10 ms", "ours", "1.0 s", "0.25 MB", "200 tok/s", "200–200"),
+        ("3", "10 ms", "stock ggml-rpc", "2.0 s", "98.00 MB", "80 tok/s", "80–80"),
+    )
+    assert "theirs" in table.note
+    assert [figure.name for figure in made.figures][-1] == "stock ggml-rpc, 3 nodes, 10 ms: prefill"
 
 
 def test_their_curve_stands_only_where_shares_are_compared() -> None:

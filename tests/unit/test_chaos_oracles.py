@@ -148,6 +148,23 @@ def test_more_than_one_letter_is_no_text_of_a_client_that_left() -> None:
     assert [each.oracle for each in judge(log_of(answer(outcome="left", text="A dog")))] == ["altered"]
 
 
+@pytest.mark.parametrize(
+    ("vector", "found"),
+    [
+        ("[[0.600006, -0.8]]", []),
+        ("[[0.6, -0.79]]", ["altered"]),
+        ("[[0.6]]", ["altered"]),
+        ("[]", ["altered"]),
+    ],
+)
+def test_vectors_may_be_rounded_otherwise_and_no_more(vector: str, found: list[str]) -> None:
+    reference = {"kind": "reference", "at": -4.0, "question": "v", "text": "[[0.6, -0.8]]", "took_s": 0.1}
+    given = answer(question="v", form="embeddings", text=vector, pieces=[11.0])
+    assert [each.oracle for each in judge(log_of(reference, given))] == found
+    as_text = answer(question="v", form="chat", text="[[0.600006, -0.8]]", pieces=[11.0])
+    assert [each.oracle for each in judge(log_of(reference, as_text))] == ["altered"]
+
+
 def test_a_run_that_was_broken_off_has_not_settled() -> None:
     assert [each.oracle for each in judge(log_of(answer())[:-1])] == ["settled"]
 

@@ -330,6 +330,35 @@ async def test_with_room_for_two_the_first_serves_until_the_second_is_ready() ->
         await room.until(lambda: room.hosting.serving is cast(PlanRun, room.runs[1]))
 
 
+async def test_a_better_plan_that_fails_is_not_tried_all_the_time_while_another_one_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosting, "PLAN_RETRY_FIRST_S", 0.0)
+    monkeypatch.setattr(hosting, "ENGINE_SETTLED_S", 0.0)
+    monkeypatch.setattr(backoff, "RETRY_FIRST_S", 1000.0)
+    monkeypatch.setattr(backoff, "RETRY_LAST_S", 1000.0)
+    room = NodeMemory(planning.node("me", 60))
+    with driven(room):
+        await room.until_serving()
+        room.settings = planning.settings(version=2, cache_type_k="q8_0")
+        await room.until(lambda: len(room.runs) == 2)
+        room.runs[1].error = EngineFailed("no such kernel")
+        await room.until(lambda: room.hosting.tally.failed == 1)
+        looks = room.mesh.looks
+        await room.until(lambda: room.mesh.looks > looks + 5)
+        assert len(room.runs) == 2
+        assert room.hosting.serving is cast(PlanRun, room.runs[0])
+
+        # Another one need not wait, and neither does the same one when nothing serves any more.
+        room.settings = planning.settings(version=3, cache_type_k="f32")
+        await room.until(lambda: len(room.runs) == 3)
+        room.runs[2].error = EngineFailed("nor that one")
+        await room.until(lambda: room.hosting.tally.failed == 2)
+        room.runs[0].error = EngineFailed("it ended")
+        await room.until(lambda: len(room.runs) == 4)
+        assert room.runs[3].plan.key == room.runs[2].plan.key
+
+
 async def test_a_file_that_has_come_is_worth_another_engine() -> None:
     room = NodeMemory(planning.node("me", 60))
     with driven(room):

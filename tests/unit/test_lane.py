@@ -27,6 +27,7 @@ CAUSE = "MESH1: the other side closed the link"
 
 class Spec:
     key = "key"
+    embeddings = rerank = False
 
 
 class Supervisor:

@@ -41,7 +41,7 @@ from mesh_llm.types import Progress, ProgressSink
 
 NODES_LIMIT = 9
 CONTEXT = 2048
-_CELL_S = 180.0
+CELL_S, QUICK_CELL_S = 180.0, 30.0
 """For the rounds of one cell; on a machine too busy for all of them the rest is left out."""
 _START_S = 5.0
 """To start one side of a cell, as a guess: what is said beforehand is no more than that."""
@@ -82,6 +82,7 @@ class GridSpec:
     loss: float = 0.0
     rounds: int = 5
     tokens: int = 48
+    cell_s: float = CELL_S
 
     def __post_init__(self) -> None:
         wrong = [count for count in self.nodes if not 2 <= count <= NODES_LIMIT]
@@ -125,6 +126,8 @@ class CellFound:
     ready_s: dict[str, float]
     delay_ms: dict[str, float]
     """As measured in the lines, one way."""
+    loaded_bytes: dict[str, int] = field(default_factory=dict)
+    """Over all links until it was ready; of those sides alone that have lines, which count them."""
 
 
 @frozen
@@ -186,16 +189,20 @@ async def _measure_cell(
     seen: Seen = defaultdict(list)
     ready_s: dict[str, float] = {}
     delay_ms: dict[str, float] = {}
+    loaded_bytes: dict[str, int] = {}
     for group in groups(list(setups), size_bytes=spec.model.stat().st_size, free_bytes=_free_bytes()):
         async with running({side: setups[side] for side in group}) as (started, asker):
-            rounds = Rounds(wanted=spec.rounds, budget_s=_CELL_S)
+            for name, rig in started.items():
+                if passed := await rig.passages():
+                    loaded_bytes[name] = sum(way.size_bytes for way in passed)
+            rounds = Rounds(wanted=spec.rounds, budget_s=spec.cell_s)
             asked = {GridSide.UNSPLIT: unsplit, **started}
             for name, answers in (await ask_in_turns(asker, asked, prompt, spec.tokens, rounds)).items():
                 seen[name] += answers
             for name, rig in started.items():
                 ready_s[name] = rig.server.ready_s
                 delay_ms[name] = rigs.measured_delay_ms(await rig.passages())
-    return CellFound(seen=dict(seen), ready_s=ready_s, delay_ms=delay_ms)
+    return CellFound(seen=dict(seen), ready_s=ready_s, delay_ms=delay_ms, loaded_bytes=loaded_bytes)
 
 
 def groups(sides: Sequence[GridSide], *, size_bytes: int, free_bytes: int) -> list[list[GridSide]]:

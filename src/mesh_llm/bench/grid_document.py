@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mesh_llm.bench.grid import Cell, CellFound, GridFound, GridSide
-from mesh_llm.bench.sides import decode_speed
+from mesh_llm.bench.sides import decode_speed, prefill_speed
 from mesh_llm.results.document import Document, Figure, Plot, ResultTable, Series
 from mesh_llm.results.samples import Sample
 
@@ -17,6 +17,10 @@ THEIR_SPEEDS = {
 one M4 Max, stock RPC over TCP, compute commands alone delayed. Another machine and another model: only the
 shares of their own baseline (3 nodes, no delay) can be set beside ours."""
 _THEIR_BASELINE = THEIR_SPEEDS[3, 0]
+_THEIR_LOADING = (
+    "theirs, a model of 17 GB over WiFi: stock RPC 16.88 GB in more than 14 minutes, their changed RPC "
+    "0 bytes in 9 s"
+)
 
 
 def document(found: GridFound, *, command: str, facts: dict[str, str]) -> Document:
@@ -30,7 +34,7 @@ def document(found: GridFound, *, command: str, facts: dict[str, str]) -> Docume
         title="Nodes by latency on one machine: ours, stock ggml-rpc, and the engine alone",
         command=command,
         facts={**facts, "model": model},
-        tables=(_speeds(found, sides), _spread(found, sides)),
+        tables=(_speeds(found, sides), _starts(found, sides), _spread(found, sides)),
         plots=(*_speed_plots(found, sides), *_share_plots(found, sides)),
         figures=tuple(_figures(found, sides)),
         notes=(*found.notes, f"{THEIRS}: {_THEIR_NOTE}"),
@@ -55,6 +59,10 @@ def _as_measured(cell: CellFound, side: GridSide) -> GridSide:
 
 def _sample(cell: CellFound, side: GridSide) -> Sample:
     return Sample.of([decode_speed(answer) for answer in cell.seen[_as_measured(cell, side)]])
+
+
+def _prefill(cell: CellFound, side: GridSide) -> Sample:
+    return Sample.of([prefill_speed(answer) for answer in cell.seen[_as_measured(cell, side)]])
 
 
 def _unsplit(found: GridFound) -> Sample:
@@ -102,6 +110,37 @@ def _speeds(found: GridFound, sides: list[GridSide]) -> ResultTable:
     )
 
 
+def _starts(found: GridFound, sides: list[GridSide]) -> ResultTable:
+    alone = Sample.of(
+        [value for cell in found.cells.values() for value in _prefill(cell, GridSide.UNSPLIT).values]
+    )
+    rows = [("1", "–", str(GridSide.UNSPLIT), "–", "–", *_prefill_cells(alone))]
+    for cell, seen in found.cells.items():
+        for side in [side for side in sides if side in seen.seen]:
+            sent = seen.loaded_bytes.get(side)
+            rows.append(
+                (
+                    str(cell.nodes),
+                    f"{_milliseconds(cell):g} ms",
+                    str(side),
+                    f"{seen.ready_s[side]:.1f} s",
+                    "–" if sent is None else f"{sent / 1e6:.2f} MB",
+                    *_prefill_cells(_prefill(seen, side)),
+                )
+            )
+    return ResultTable(
+        title="Start and prompts",
+        columns=("nodes", "latency", "side", "start", "sent until ready", "prefill", "quartiles"),
+        rows=tuple(rows),
+        note=f"sent: over all links, counted where they are slowed down; {_THEIR_LOADING}",
+    )
+
+
+def _prefill_cells(sample: Sample) -> tuple[str, str]:
+    first, third = sample.quartiles
+    return f"{sample.median:.0f} tok/s", f"{first:.0f}–{third:.0f}"
+
+
 def _spread(found: GridFound, sides: list[GridSide]) -> ResultTable:
     rows = []
     for cell, seen in found.cells.items():
@@ -120,11 +159,10 @@ def _spread(found: GridFound, sides: list[GridSide]) -> ResultTable:
                     str(len(sample.values)),
                     f"{sample.median / _sample(seen, GridSide.UNSPLIT).median:.2f} ×",
                     f"{seen.delay_ms[side]:.2f} ms" if seen.delay_ms[side] else "–",
-                    f"{seen.ready_s[side]:.1f} s",
                 )
             )
     columns = ("nodes", "latency", "side", "tok/s", "quartiles", "median within", "rounds", "of unsplit")
-    return ResultTable(title="Spread", columns=(*columns, "measured delay", "start"), rows=tuple(rows))
+    return ResultTable(title="Spread", columns=(*columns, "measured delay"), rows=tuple(rows))
 
 
 def _figures(found: GridFound, sides: list[GridSide]) -> list[Figure]:
@@ -138,6 +176,16 @@ def _figures(found: GridFound, sides: list[GridSide]) -> list[Figure]:
                 name=f"{side}, {cell.nodes} nodes, {_milliseconds(cell):g} ms: decode",
                 unit="tok/s",
                 values=_sample(seen, side).values,
+                higher_is_better=True,
+            )
+            for cell, seen in found.cells.items()
+            for side in sides
+        ),
+        *(
+            Figure(
+                name=f"{side}, {cell.nodes} nodes, {_milliseconds(cell):g} ms: prefill",
+                unit="tok/s",
+                values=_prefill(seen, side).values,
                 higher_is_better=True,
             )
             for cell, seen in found.cells.items()

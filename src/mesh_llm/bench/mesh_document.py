@@ -75,7 +75,11 @@ def _error(measured: float, predicted: float | None) -> str:
 
 
 def _predicted_s(seen: list[StepSeen]) -> float | None:
-    known = [each.predicted_s for each in seen if each.predicted_s]
+    return _median([each.predicted_s for each in seen])
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value]
     return Sample.of(known).median if known else None
 
 
@@ -131,23 +135,31 @@ def _predictions(
     rows = []
     if 1 in streams:
         decode = Sample.of([each.tok_s for each in streams[1]]).median
-        rows.append(_row("decode, one stream", decode, plan.predicted_tok_s, "tok/s"))
-    if prompts:
-        length = max(prompts)
-        speed = Sample.of([each.prompt_tok_s for each in prompts[length]]).median
-        rows.append(_row(f"prefill, {length:,} tokens", speed, plan.predicted_prompt_tok_s, "tok/s"))
-        for each, seen in prompts.items():
-            rows.append(_row(f"first token, {each:,} tokens", _firsts(seen).median, _predicted_s(seen), "s"))
+        likely = plan.predicted_tok_s_low, plan.predicted_tok_s_high
+        rows.append(_row("decode, one stream", decode, plan.predicted_tok_s, "tok/s", likely))
+    for length, seen in prompts.items():
+        likely = (
+            _median([each.predicted_low_s for each in seen]),
+            _median([each.predicted_high_s for each in seen]),
+        )
+        rows.append(
+            _row(f"first token, {length:,} tokens", _firsts(seen).median, _predicted_s(seen), "s", likely)
+        )
     return ResultTable(
         title="Measured beside predicted",
-        columns=("quantity", "measured", "predicted", "error"),
+        columns=("quantity", "measured", "predicted", "most likely", "error"),
         rows=tuple(rows),
+        note="" if not prompts or any(map(_predicted_s, prompts.values())) else _NO_MODEL,
     )
 
 
-def _row(name: str, measured: float, predicted: float | None, unit: str) -> tuple[str, ...]:
+def _row(
+    name: str, measured: float, predicted: float | None, unit: str, likely: tuple[float | None, float | None]
+) -> tuple[str, ...]:
     told = f"{_number(predicted)} {unit}" if predicted else "–"
-    return name, f"{_number(measured)} {unit}", told, _error(measured, predicted)
+    low, high = likely
+    between = f"{_number(low)}–{_number(high)} {unit}" if low and high else "–"
+    return name, f"{_number(measured)} {unit}", told, between, _error(measured, predicted)
 
 
 def _number(value: float) -> str:
@@ -260,6 +272,9 @@ def _series(label: str, samples: dict[int, Sample]) -> Series:
     )
 
 
+_NO_MODEL = (
+    "the node that was asked does not have the model, and cannot predict first tokens: ask one that has"
+)
 _NOTES = (
     "asked through the API of the node on this machine, beside whatever other clients asked meanwhile",
     "every prompt begins with words of its own and is read anew (cache_prompt: false); temperature 0",

@@ -82,6 +82,9 @@ class StepSeen:
     """The longest between two tokens of one stream."""
     predicted_s: float | None = None
     """Until the first token, as the node predicted for a prompt of that length."""
+    predicted_low_s: float | None = None
+    predicted_high_s: float | None = None
+    """Between these it is most likely."""
 
 
 @frozen
@@ -260,6 +263,8 @@ async def _measure(step: Step, number: int, spec: LoadSpec, run: int, asked: Ask
             tok_s=0.0,
             prompt_tok_s=float(found.timings.get("prompt_per_second", 0.0)),
             predicted_s=told.predicted_s if same else None,
+            predicted_low_s=told.predicted_low_s if same else None,
+            predicted_high_s=told.predicted_high_s if same else None,
         )
     texts = [await _prompt(asked, run, first + each, SHORT_TOKENS) for each in range(step.size)]
     began = asked.clock()

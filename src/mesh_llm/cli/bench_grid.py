@@ -85,6 +85,7 @@ def grid(
             loss=loss / 100,
             rounds=rounds or (3 if quick else 5),
             tokens=24 if quick else 48,
+            cell_s=bench_grid.QUICK_CELL_S if quick else bench_grid.CELL_S,
         )
         found = await bench_grid.measure(spec, tell=output.note, progress=output.progress)
         return document(found, command=command(sys.argv[1:]), facts=await facts.gather())

@@ -28,7 +28,7 @@ from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
-from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff
+from mesh_llm.planning.backoff import NEEDED_SHARE, Backoff, BetterPlan
 from mesh_llm.planning.lanes import LaneDemand
 from mesh_llm.types import Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
@@ -109,6 +109,7 @@ class Hosting:
         self._wake = asyncio.Event()
         self._pause_s = PLAN_RETRY_FIRST_S
         self._not_before = 0.0
+        self._better = BetterPlan()
         self.ending = EndingRuns(is_needed=watcher.leans_on, on_drained=watcher.on_drained)
         self._memory_return = MemoryReturn(mesh, plans)
         self._served_at_s = 0.0
@@ -244,7 +245,8 @@ class Hosting:
             self._drop_starting("the plan that serves is the best one")
         elif not _still_good(self.starting, plan, settings):
             self._drop_starting(f"another one is better: {plan.reason}")
-            if now >= self._not_before and self._has_room_for(plan):
+            waits = _serves(self.serving) and self._better.waits(_key(plan, settings), now=now)
+            if now >= self._not_before and not waits and self._has_room_for(plan):
                 self._start(plan)
 
     def _follow(self, serving: PlanRun, plan: Plan, settings: ModelSettings) -> None:
@@ -392,6 +394,8 @@ class Hosting:
         elif self._plans.is_default and not self._has_served and _is_hopeless(self._mesh, run, error):
             self._fatal = error
             return
+        elif _serves(self.serving):
+            self._better = self._better.failed(_key(run.plan, run.settings), now=now)
         else:
             again = self._pause_s > PLAN_RETRY_FIRST_S
             self._not_before = now + self._pause_s
@@ -412,6 +416,15 @@ class Hosting:
             self.ending.end(run)
         else:
             self.ending.drain(run)
+
+
+def _serves(run: PlanRun | None) -> bool:
+    return run is not None and run.broken is None
+
+
+def _key(plan: Plan, settings: ModelSettings) -> tuple[object, ...]:
+    """What an engine is started for."""
+    return (*plan.key, *settings.engine_key)
 
 
 def _wait(plans: Mapping[int, Plan]) -> bool:

@@ -19,9 +19,18 @@ from mesh_llm.peers.data_links import Link
 from mesh_llm.tasks import cancelled
 
 PLAN_CHECK_S = 60.0
-"""For the first token through all stages."""
+"""For the first request through all stages."""
 EXPLAIN_S = 1.5
 """For an engine to say which worker it lost: it looks once a second."""
+
+
+def first_request(spec: EngineSpec) -> tuple[str, dict[str, Any]]:
+    """Path and body: the smallest that goes through all layers. An encoder makes no token."""
+    if spec.rerank:
+        return "/rerank", {"query": "1", "documents": ["1"]}
+    if spec.embeddings:
+        return "/embedding", {"content": "1"}
+    return "/completion", {"prompt": "1", "n_predict": 1, "cache_prompt": False}
 
 
 class Lane:
@@ -39,7 +48,7 @@ class Lane:
         self.supervisor: EngineSupervisor | None = None
         self.gauge = Gauge()
         self.is_ready = False
-        """One token has gone through all stages."""
+        """One request has gone through all stages."""
         self.served = False
         """It was ready once."""
         self.ready_at = 0.0
@@ -112,9 +121,9 @@ class Lane:
         self._on_report(self, report)
 
     async def _check(self, running: asyncio.Task[None]) -> None:
-        """One token through every stage, before anybody is told to send requests here."""
+        """One request through every stage, before anybody is told to send requests here."""
         try:
-            await self._complete()
+            await self._compute()
         except EngineFailed:
             # Whoever is to blame shows in the report, or by the engine's end.
             told = asyncio.create_task(self._lost_link.wait(), name="link lost")
@@ -124,17 +133,18 @@ class Lane:
                 running.result()
             raise
 
-    async def _complete(self) -> None:
+    async def _compute(self) -> None:
         url, key = self.address
-        body: dict[str, Any] = {"prompt": "1", "n_predict": 1, "cache_prompt": False}
+        assert self.supervisor is not None
+        path, body = first_request(self.supervisor.spec)
         timeout = aiohttp.ClientTimeout(total=PLAN_CHECK_S)
         headers = {"Authorization": f"Bearer {key}"}
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-                session.post(f"{url}/completion", json=body) as answer,
+                session.post(url + path, json=body) as answer,
             ):
-                if answer.status not in (200, 501):
+                if answer.status != 200:
                     raise EngineFailed(f"the split engine fails: {(await answer.text())[:200]}")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineFailed(f"the split engine does not answer: {error!r}") from error

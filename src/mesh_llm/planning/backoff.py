@@ -1,4 +1,5 @@
-"""How long a node that failed has no part in plans, and a model that failed none of others' memory.
+"""How long a node that failed has no part in plans, a plan that failed is not tried, and a model that failed
+has none of others' memory.
 
 Pure: time is passed in.
 """
@@ -65,6 +66,26 @@ class Backoff:
 
     def _remembered(self, now: float) -> dict[NodeId, NodeFailure]:
         return {id: each for id, each in self.failures.items() if now < each.until_s + RETRY_FORGET_S}
+
+
+@frozen
+class BetterPlan:
+    """One that failed while another one served, and until when that is good enough.
+
+    Each of its tries costs workers its layers, and answers under way a part of the machines.
+    """
+
+    key: tuple[object, ...] = ()
+    """What tells it from other plans, each of which may be tried at once."""
+    pause_s: float = 0.0
+    until_s: float = 0.0
+
+    def failed(self, key: tuple[object, ...], *, now: float) -> BetterPlan:
+        pause_s = min(2 * self.pause_s, RETRY_LAST_S) if key == self.key else RETRY_FIRST_S
+        return BetterPlan(key=key, pause_s=pause_s, until_s=now + pause_s)
+
+    def waits(self, key: tuple[object, ...], *, now: float) -> bool:
+        return key == self.key and now < self.until_s
 
 
 @frozen

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from mesh_llm.lab.chaos.mesh import CLIENT, ChaosMesh
-from mesh_llm.lab.chaos.questions import ChaosQuestion
+from mesh_llm.lab.chaos.questions import ChaosQuestion, is_same
 from mesh_llm.lab.chaos.records import ChaosLog
 from mesh_llm.lab.chaos.schedule import NODES
 
@@ -122,7 +122,7 @@ class ClientLoad:
         }
         for name, question in self._questions.items():
             heard = await self.ask(CLIENT, question)
-            if heard.outcome != "done" or heard.text != expected[name]:
+            if heard.outcome != "done" or not is_same(question.form, heard.text, expected[name]):
                 wrong.append(f"{name}: {heard.outcome} {heard.error or heard.text[:80]}")
         return wrong
 

@@ -9,6 +9,7 @@ from statistics import median
 
 from mesh_llm.frozen import frozen
 from mesh_llm.lab.chaos.pauses import Pause, pauses
+from mesh_llm.lab.chaos.questions import is_same
 from mesh_llm.lab.chaos.records import Record
 
 WAIT_S = 150.0
@@ -84,7 +85,8 @@ def altered(records: Sequence[Record]) -> Iterator[ChaosFinding]:
     expected = {each["question"]: each["text"] for each in of_kind(records, "reference")}
     for answer in of_kind(records, "answer"):
         whole, text = expected.get(answer["question"], ""), answer["text"]
-        right = text == whole if answer["outcome"] == "done" else whole.startswith(text)
+        is_whole = answer["outcome"] == "done"
+        right = is_same(answer["form"], text, whole) if is_whole else whole.startswith(text)
         if not right:
             at = next((i for i, (a, b) in enumerate(zip(text, whole, strict=False)) if a != b), len(text))
             yield ChaosFinding(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,3 +90,22 @@ EMBEDDINGS: Mapping[str, ChaosQuestion] = {
     )
 }
 """For a mesh that answers nothing else."""
+
+NEAR = 1e-3
+"""Of a number of a vector whose length is one. What is computed in one batch with other texts is rounded
+otherwise in the sixth digit; another text's vector is off by hundredths."""
+
+
+def is_same(form: str, given: str, undisturbed: str) -> bool:
+    """Whether a whole answer is what it would have been: texts to the letter, vectors nearly."""
+    return given == undisturbed or (
+        form == "embeddings" and _are_near(_numbers(given), _numbers(undisturbed))
+    )
+
+
+def _numbers(vectors: str) -> list[float]:
+    return [number for vector in json.loads(vectors) for number in vector]
+
+
+def _are_near(one: list[float], other: list[float]) -> bool:
+    return len(one) == len(other) and all(abs(a - b) <= NEAR for a, b in zip(one, other, strict=True))

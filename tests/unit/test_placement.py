@@ -274,6 +274,20 @@ def test_the_head_goes_to_a_worker_where_the_host_has_no_room_for_it() -> None:
     assert split(4.8, 4.5).mode is Mode.WAITING
 
 
+@pytest.mark.parametrize("hosts", [8, 9])
+def test_the_head_goes_to_a_worker_where_no_host_of_many_has_room_for_it(hosts: int) -> None:
+    """Up to eight hosts are all compared; of more only some are tried."""
+    small = [node(f"a{number}", 0.8) for number in range(hosts)]
+    plan = decide(
+        mesh(*small, node("b", 9, hosting=HostingMode.NEVER)),
+        model(layers=2, layer_bytes=4 * GB),
+        settings(),
+        current=None,
+    )
+
+    assert (counts(plan), plan.head_on_worker) == ({"b": 2}, True)
+
+
 def test_without_speeds_memory_and_id_decide() -> None:
     plan = planned(*(node(name, 12, gb_s=None) for name in "cba"), node("d", 13, gb_s=None))
 

@@ -85,6 +85,14 @@ def by_names(
     return Layout(host=host.id, spans=spans)
 
 
+def obeys_names(layers: NamedLayers, snapshot: Snapshot, layout: Layout) -> bool:
+    """Whether a running plan has these layers, its nodes named by their names or by their ids."""
+    names = {node.id: node.facts.name for node in snapshot.nodes}
+    wanted = {(first, last): name for first, last, name in _ranges(layers)}
+    has = {(span.first, span.last): (span.node, names[span.node]) for span in layout.ranges}
+    return has.keys() == wanted.keys() and all(wanted[span] in has[span] for span in has)
+
+
 def _owners(layers: NamedLayers, snapshot: Snapshot, roster: Eligible) -> Mapping[str, Candidate] | str:
     names = sorted({name for name, _, _ in layers})
     here = {name: _called(name, snapshot) for name in names}

@@ -13,9 +13,10 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import CacheSettings, compute_bytes, memory_need, stage_need
 from mesh_llm.planning.layer_costs import load_of
 from mesh_llm.planning.layer_shares import Capacity, apportion, fastest_first, spread
+from mesh_llm.planning.manual_layers import has_first_layers
 from mesh_llm.planning.memory_layout import Free, Ledger, divided, furthest, lodge, rooms, total_bytes
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import HostingMode, LayerCache, Mode, NodeFacts, Plan, Role
+from mesh_llm.types import HostingMode, LayerCache, Mode, NodeFacts, NodeId, Plan, Role
 from tests.support.planning import (
     GB,
     any_model,
@@ -451,6 +452,15 @@ def test_layers_by_a_name_that_others_take() -> None:
     plan = planned(node("a", 64), node("b", 64), thief, client, layers=(("a", 0, 10), ("b", 10, 40)))
 
     assert (plan.host, layers(plan)) == ("a", {"a": (0, 10), "b": (10, 40)})
+
+
+def test_who_has_the_first_layers_by_name_or_id() -> None:
+    wish = ("zero", 0, 0), ("a", 0, 10), ("b", 10, 40)
+    first = [name for name in ("zero", "a", "b") if has_first_layers(wish, NodeId("other"), name)]
+
+    assert first == ["a"]
+    assert has_first_layers(wish, NodeId("a"), "other")
+    assert not has_first_layers(wish, NodeId("b"), "other")
 
 
 def _called(each: Candidate, name: str) -> Candidate:

@@ -20,6 +20,7 @@ from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.layer_fetch import Held
 from mesh_llm.peer_fetch.model_fetch import Wanted
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.planning.manual_layers import has_first_layers
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.types import Event, EventSink, Fingerprint, HostingMode, ModelFacts, Progress, ProgressSink
 from mesh_llm.worker.lending import Step, Terms, Weights
@@ -82,8 +83,8 @@ class LayerSupply:
         if self._config.hosting is HostingMode.NEVER or settings.split or settings.tensor_split is not None:
             return True
         if settings.layers is not None:
-            own = self._mesh.name_of(self._mesh.me)
-            return all(name != own for name, first, _ in settings.layers if first == 0)
+            me = self._mesh.me
+            return not has_first_layers(settings.layers, me, self._mesh.name_of(me))
         return size_bytes > usable_bytes(await at_hand(self._config))
 
     async def weights(self, terms: Terms, step: Step) -> Weights:

@@ -85,6 +85,11 @@ def by_names(
     return Layout(host=host.id, spans=spans)
 
 
+def has_first_layers(layers: NamedLayers, node: NodeId, name: str) -> bool:
+    """Whether they are for this node, named by its id or by its name: then it hosts, if it may."""
+    return any(first == 0 and each in (node, name) for first, _, each in _ranges(layers))
+
+
 def obeys_names(layers: NamedLayers, snapshot: Snapshot, layout: Layout) -> bool:
     """Whether a running plan has these layers, its nodes named by their names or by their ids."""
     names = {node.id: node.facts.name for node in snapshot.nodes}

@@ -480,6 +480,28 @@ async def test_a_default_that_is_here_ends_the_fetch_of_the_one_before(
     assert (slow.wanted, slow.given_up) == ([one], [one])
 
 
+async def test_a_model_that_comes_otherwise_after_a_failure_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state would else stay that of the last try."""
+    disk, failed, changed = Disk(tmp_path, monkeypatch), asyncio.Event(), asyncio.Event()
+
+    async def bring(given: ModelFacts | None) -> ModelFacts | None:
+        raise DownloadFailed("nobody has it")
+
+    monkeypatch.setattr(disk.model_supply, "bring", bring)
+    monkeypatch.setattr(disk.model_supply, "_failing", lambda what: failed.set())
+    monkeypatch.setattr(disk.model_supply, "_tell", lambda event: None)
+    following = asyncio.create_task(disk.model_supply.follow(changed.set))
+    disk.model_supply.wake()
+    await asyncio.wait_for(failed.wait(), 30)
+    assert not changed.is_set()
+    await disk.model_files.find(disk.entry.settings)
+    disk.model_supply.wake()
+    await asyncio.wait_for(changed.wait(), 30)
+    await cancelled(following)
+
+
 async def test_an_adapter_that_is_no_longer_wanted_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

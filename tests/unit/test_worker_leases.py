@@ -91,6 +91,6 @@ async def test_a_plan_gives_up_a_worker_that_only_talks(monkeypatch: pytest.Monk
         clock=lambda: float(next(seconds)),
     )
     async with AsyncExitStack() as stack:
-        with pytest.raises(StageLost, match="ben does not get on with its layers"):
+        with pytest.raises(StageLost, match="ben makes no progress with its layers"):
             await leases.take(plan, stack, lambda _: None)
     assert talker.words < 10

@@ -32,7 +32,7 @@ class StageLost(MeshError):
 
 @dataclass(slots=True, kw_only=True)
 class Headway:
-    """Of a worker that brings its layers into memory: it may be slow, and words are no work."""
+    """How far a worker is with its layers: it may be slow, but has to make progress."""
 
     need_bytes: int
     fetch_bytes: int
@@ -113,7 +113,7 @@ class WorkerLeases:
                     ):
                         fetches = answer.get("fetching") is True
                         if headway.within_s(done, fetches=fetches, now=self._clock()) < 0:
-                            raise StageLost(stage.node, f"{name} does not get on with its layers")
+                            raise StageLost(stage.node, f"{name} makes no progress with its layers")
                         self._loaded[stage.place] = (done, total)
                         tell(self._progress(fetching=fetches))
                     case {"refused": str()}:

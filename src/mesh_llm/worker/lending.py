@@ -91,7 +91,7 @@ def _adapters_of(header: dict[str, Any]) -> tuple[str, ...]:
 def _before_of(header: dict[str, Any]) -> NodeId | None:
     before = header.get("before")
     if not isinstance(before, str | None):
-        raise LinkRefused("this is not a node")
+        raise LinkRefused("this is not a node's id")
     return None if before is None else NodeId(before)
 
 
@@ -411,7 +411,7 @@ def _seat_of(lease: Lease, origin: NodeId) -> str:
     if lease.terms.before is None:
         return origin
     if origin != lease.terms.before:
-        raise LinkRefused("only the worker with the layers before these links to it")
+        raise LinkRefused("only the worker with the layers before these may link to it")
     return _BEFORE
 
 

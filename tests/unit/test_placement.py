@@ -275,6 +275,14 @@ def test_the_head_goes_to_a_worker_where_the_host_has_no_room_for_it() -> None:
     assert split(4.8, 4.5).mode is Mode.WAITING
 
 
+@pytest.mark.parametrize("wish", [{"layers": (("a", 0, 1), ("b", 1, 2))}, {"tensor_split": (1.0, 1.0)}])
+def test_the_head_of_layers_that_a_person_gave_goes_where_there_is_room_for_it(wish: dict[str, Any]) -> None:
+    nodes = node("a", 4.8), node("b", 5, hosting=HostingMode.NEVER)
+    plan = decide(mesh(*nodes), model(layers=2, layer_bytes=4 * GB), settings(**wish), current=None)
+
+    assert (counts(plan), plan.head_on_worker) == ({"a": 1, "b": 1}, True)
+
+
 @pytest.mark.parametrize("hosts", [8, 9])
 def test_the_head_goes_to_a_worker_where_no_host_of_many_has_room_for_it(hosts: int) -> None:
     """Up to eight hosts are all compared; of more only some are tried."""

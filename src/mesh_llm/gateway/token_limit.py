@@ -20,10 +20,9 @@ def check(path: str, body: RequestBody, generation: TextRequest | None, *, read_
     """Raises the refusal, if there is one. `read_bytes`: no larger body is read."""
     if path in _TELL_NONE:
         raise _refusal(f"{path} does not report any; ask /v1/embeddings")
-    dialect = dialect_of(path)
-    is_here = body.is_here(read_bytes)
-    if not (path in _RERANK if dialect is None else dialect.takes_prompts or is_here):
+    if dialect_of(path) is None and path not in _RERANK:
         return
+    # Nobody knows what is asked in a longer one: several answers, perhaps.
     body.require(read_bytes)
     document = generation.body if generation is not None else read_document(body.start)
     if path in _RERANK and "texts" in document:

@@ -596,7 +596,7 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
     with pytest.raises(DownloadFailed):
         await ours.fetch(settings)
     with pytest.raises(DownloadFailed):
-        await ours.layers._grow(Share(first=0, last=1, head=False), OURS, lambda done, total: None)
+        await ours.layers._grow(Share(first=0, last=1, head=False), OURS)
 
     assert [(wish.fingerprint, wish.digest) for wish in wanted] == [(OURS, digest)] * 2
     once = ["ours is fetched without verification: its owner has not published a digest yet"]

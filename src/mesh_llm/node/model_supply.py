@@ -242,11 +242,7 @@ class ModelSupply:
             except MeshError as error:
                 pause_s, is_failing = FOLLOW_RETRY_S, True
                 log.warning("no model yet alias=%s: %s", wanted.alias, error.message)
-                why = error.message
-                if wanted.alias not in why:
-                    why = f"{wanted.alias} could not be fetched: {why}"
-                text = f"{why}; trying again"
-                self._tell_once(text)
+                self._tell_once(text := _failure(wanted.alias, error.message))
                 self._failing(text)
                 continue
             pause_s, is_failing = None, False
@@ -399,3 +395,8 @@ class ModelSupply:
 
     async def _fingerprint(self, paths: tuple[Path, ...]) -> Fingerprint:
         return (await self._model_files.look(paths[0])).fingerprint
+
+
+def _failure(alias: str, why: str) -> str:
+    named = why if alias in why else f"{alias} could not be fetched: {why}"
+    return f"{named}; trying again"

@@ -68,6 +68,8 @@ std::vector<decision> draft_policy::decide(const std::vector<request> & requests
     for (sequence & one : sequences) {
         settle(one);
     }
+    // The clock may have run long before.
+    model_used_at = model_used_at < 0 ? now : model_used_at;
     std::vector<decision> all;
     size_t tokens = requests.size();
     double yield = static_cast<double>(requests.size());

@@ -107,14 +107,14 @@ class draft_policy {
     std::array<acceptance, KINDS> matches;  // over all requests: what a new one starts from
     acceptance model;
     step_costs costs;
-    double answer_length;      // mean of what was `unguessed`: what a draft model can save
-    size_t answers = 1;        // that it was taken over, the first one made up
-    double draft_s = 0;        // per token
-    double model_used_at = 0;  // when it drafted last, for any of them
-    double redo_s = 0;         // of a step that is made again; 0 where none was
-    step_costs reads;          // of the draft model: a whole prompt takes little longer than its last token
-    double drafting_s = 0;     // in the step under way
-    size_t yielding = 0;       // sequences in the step under way
+    double answer_length;       // mean of what was `unguessed`: what a draft model can save
+    size_t answers = 1;         // that it was taken over, the first one made up
+    double draft_s = 0;         // per token
+    double model_used_at = -1;  // when it drafted last, for any of them; or the first step was; -1 before that
+    double redo_s = 0;          // of a step that is made again; 0 where none was
+    step_costs reads;           // of the draft model: a whole prompt takes little longer than its last token
+    double drafting_s = 0;      // in the step under way
+    size_t yielding = 0;        // sequences in the step under way
     double decided_at = 0;
     std::vector<sequence> sequences;
 

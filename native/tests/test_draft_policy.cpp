@@ -48,6 +48,9 @@ struct outcome {
     }
 };
 
+// The clock goes on from one answer to the next, on a machine that has run for days.
+double clock_s = 1e6;
+
 outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_bytes::dice & random) {
     outcome seen;
     std::vector<int32_t> text = numbers(on.prompt);
@@ -59,7 +62,7 @@ outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_b
     };
     while (seen.tokens < tokens) {
         const int32_t last = next();
-        const auto made = under_test.decide({{0, 100, &text, last, text.size() - read}}, seen.seconds).at(0);
+        const auto made = under_test.decide({{0, 100, &text, last, text.size() - read}}, clock_s).at(0);
         double spent = 0;
         size_t right = 0;
         if (made.source == drafted_by::model) {
@@ -90,7 +93,9 @@ outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_b
         read = std::min(read, text.size());
         const double step = on.step_s(1 + made.depth);
         under_test.stepped(1 + made.depth, step, redone ? on.redo_s : 0);
-        seen.seconds += step + spent + (redone ? on.redo_s : 0);
+        const double took = step + spent + (redone ? on.redo_s : 0);
+        clock_s += took;
+        seen.seconds += took;
         seen.tokens += 1 + right + (redone ? 1 : 0);
         seen.drafted += made.depth;
         seen.deepest = std::max(seen.deepest, made.depth);
@@ -334,6 +339,29 @@ TEST("draft_policy: a draft model reads a long text in several steps, and then d
         CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 11).at(0).source == drafted_by::nobody);
     }
     CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 1000).at(0).source == drafted_by::model);
+}
+
+TEST("draft_policy: how long the machine has run allows no dearer try") {
+    const auto dear = [](size_t tokens) { return 0.004 + 0.008 * static_cast<double>(tokens); };
+    draft_policy one({8, 0}, 1);
+    const std::vector<int32_t> text(4000, 1);
+    double now = 1e6;
+    const auto step = [&] {
+        const mesh::decision made = one.decide({{0, 100, &text, 2, 4000}}, now).at(0);
+        one.stepped(1, dear(1));
+        one.stepped(4, dear(4));
+        now += dear(1);
+        return made.source;
+    };
+    step();
+    one.reading_took(0.5, 500);
+    size_t tries = 0;
+    for (int i = 0; i < 1000; ++i) {
+        tries += step() == drafted_by::model ? 1 : 0;
+    }
+    CHECK_EQUAL(tries, 0U);  // each would take 4 s; 12 s have passed
+    now += 1000;
+    CHECK(step() == drafted_by::model);
 }
 
 TEST("draft_policy: a long prompt is read at once where answers have been long") {

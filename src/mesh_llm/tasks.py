@@ -39,15 +39,21 @@ async def while_wanted(
 ) -> T:
     """The result of work, which is given up with `NotWanted` as soon as that is so: asked at each `wake`.
 
-    `wake` is set again then: whoever waits for it has something to look at.
+    `wake` is set again then, and after work during which it was set: whoever waits for it has something to
+    look at.
     """
+    is_woken = False
     async with meanwhile(work, name) as task:
         while True:
             async with meanwhile(wake.wait(), f"change during {name}") as woken:
                 await asyncio.wait((task, woken), return_when=asyncio.FIRST_COMPLETED)
             if task.done():
-                return task.result()
+                result = task.result()
+                if is_woken:
+                    wake.set()
+                return result
             wake.clear()
+            is_woken = True
             if not is_wanted():
                 wake.set()
                 raise NotWanted(name)

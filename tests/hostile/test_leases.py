@@ -34,7 +34,9 @@ def test_only_workers_of_a_plan_link_to_its_workers(nodes: Lab, villain: Villain
         for number in range(MANY):
             purpose = {"kind": "neighbour", "host": id_of(one), "epoch": status["plan"]["epoch"]}
             link = bad.open("link", {"way": "quic", "purpose": {**purpose, "number": number}}, to=node)
-            assert link.document() == {"refused": "only the worker with the layers before these links to it"}
+            assert link.document() == {
+                "refused": "only the worker with the layers before these may link to it"
+            }
 
     assert "workers not linked" not in (one.home / "logs" / "node.log").read_text()
     assert serves(one) == before

@@ -359,16 +359,24 @@ async def test_what_would_not_be_counted_needs_a_key_without_a_limit(
     assert len(engine.seen) > 0
 
 
-async def test_prompts_in_a_body_that_is_not_read_are_not_counted_either(
-    start_gateway: StartGateway, config: GatewayConfig, keys: Keys, engine: FakeEngine
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/completion", {"prompt": ["x" * 2000] * 2}), (CHAT, {"n": 2, "logprobs": True, "user": "x" * 2000})],
+)
+async def test_answers_to_a_body_that_is_not_read_are_not_counted_either(
+    start_gateway: StartGateway,
+    config: GatewayConfig,
+    keys: Keys,
+    engine: FakeEngine,
+    path: str,
+    body: dict[str, Any],
 ) -> None:
     gateway = await start_gateway(replace(config, limits=Limits(replay_bytes=1000)))
-    engine.on("/completion", streams(*EVENTS))
+    engine.on(path, streams(*EVENTS))
     limited, free = new(keys, tokens_per_day=12), new(keys, "free")
-    prompts = ["x" * 2000] * 2
-    refused = await ask(gateway, limited, path="/completion", prompt=prompts)
+    refused = await ask(gateway, limited, path=path, **body)
     assert (refused.status, refused.json()["error"]["code"]) == (413, "body_too_large")
-    assert (await ask(gateway, free, path="/completion", prompt=prompts)).status == 200
+    assert (await ask(gateway, free, path=path, **body)).status == 200
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,17 @@ def test_the_smallest_grid_has_all_sides_and_the_published_figures(worded: Path,
 
 
 @pytest.mark.full
-def test_an_interrupted_grid_leaves_nothing_running(worded: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_grid_leaves_nothing_running(
+    worded: Path, number: signal.Signals, status: int
+) -> None:
     options = ("--model", worded, "--nodes", "2", "--latency", "0")
     with start("bench", "grid", *options) as running:
         running.until(lambda: "2 nodes, 0 ms" in running.stderr, what="a cell begins", within_s=GRID_S)
         children = psutil.Process(running.process.pid).children(recursive=True)
-        running.signal(signal.SIGINT)
+        running.signal(number)
         ended = running.wait(within_s=GRID_S)
-    assert ended.status == 130
+    assert ended.status == status
     assert "Traceback" not in ended.stderr
     assert children
     assert [child.pid for child in children if child.is_running()] == []

@@ -364,7 +364,7 @@ def test_a_damaged_file(machine: Machine) -> None:
 @pytest.mark.parametrize("name", ["wheels/aiohttp-99-py3-none-any.whl", "models/other.gguf"])
 def test_a_file_that_another_bundle_left(machine: Machine, name: str) -> None:
     (machine.bundle / name).touch()
-    assert refused(machine) == f"the bundle is not whole: {name} is no part of it"
+    assert refused(machine) == f"the bundle is not whole: {name} does not belong to it"
 
 
 def test_no_space(machine: Machine) -> None:

@@ -43,6 +43,21 @@ def test_it_runs_until_it_is_told_to_stop(number: signal.Signals, status: int) -
     assert (ended.status, ended.stderr) == (status, "Stopping\n")
 
 
+def test_under_nohup_it_outlives_the_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with start(*LOCAL) as running:
+            url = url_of(running)
+            running.signal(signal.SIGHUP)
+            assert get(f"{url}/health") == '{"status": "ok"}'
+            running.signal(signal.SIGTERM)
+            ended = running.wait()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    assert (ended.status, ended.stderr) == (0, "Stopping\n")
+
+
 def test_a_token_from_the_environment_is_never_shown() -> None:
     env = {"MESH_LLM_RELAY_TOKEN": TOKEN}
     with start(*LOCAL, "--metrics", "--debug", env=env) as running:

@@ -372,6 +372,21 @@ def test_named_layers_that_run_are_kept() -> None:
     assert decide(snapshot, BIG, wishes, current=running(plan)) == plan
 
 
+@pytest.mark.parametrize("b", ["b", "other"])
+def test_layers_of_a_node_that_is_named_by_its_id_are_kept(b: str) -> None:
+    """With more memory a new plan would have a longer context, for which nobody restarts."""
+
+    def nodes(gb: float) -> Snapshot:
+        second = node("b", gb)
+        return mesh(node("a", gb), replace(second, facts=replace(second.facts, name=b)))
+
+    wishes = settings(context=None, layers=(("b", 0, 20), ("a", 20, 40)))
+    plan = fresh(nodes(12), wishes=wishes)
+
+    assert fresh(nodes(20), wishes=wishes).context > plan.context
+    assert decide(nodes(20), BIG, wishes, current=running(plan)).key == plan.key
+
+
 @pytest.mark.parametrize(("gb_s", "moves"), [(41, False), (47, False), (49, True), (90, True)])
 def test_solo_moves_for_what_is_clearly_faster(gb_s: float, moves: bool) -> None:
     plan = fresh(mesh(node("a", 64, gb_s=40)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from mesh_llm import file_stamp
 from mesh_llm.engine.spec import EngineSpec
 from mesh_llm.engine.supervisor import EngineSupervisor
 from mesh_llm.errors import EngineFailed, LinkRefused
+from mesh_llm.local import model_files as local_models
 from mesh_llm.local.model_files import ModelFiles
 from mesh_llm.local.side_files import SideFiles
 from mesh_llm.mesh_settings import MeshSettings, SideFile
@@ -132,6 +134,41 @@ async def test_a_file_that_is_replaced_is_lost_until_it_is_put_back(
     await machine.until(lambda: machine.model_files.facts(OURS))
     await cancelled(watching)
     assert machine.said[2] == f"{machine.path} is ours, as before"
+
+
+@pytest.mark.parametrize("change", HOW)
+async def test_a_file_that_only_looks_the_same_is_not_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, str], None]
+) -> None:
+    """Whoever looks for the model meanwhile goes by its fingerprint, which takes samples."""
+    machine = Machine(tmp_path, monkeypatch)
+
+    async def samples(path: Path) -> ModelFacts:
+        return planning.model(fingerprint=OURS, files=(path,))
+
+    async def digest_of(facts: ModelFacts) -> str:
+        await machine.model_files.find(machine.settings)
+        return facts.files[0].read_text()
+
+    monkeypatch.setattr(machine.model_files, "look", samples)
+    monkeypatch.setattr(machine.watch._offers, "digest_of", digest_of, raising=False)
+    monkeypatch.setattr(local_models, "_candidates", lambda settings: [machine.path])
+    machine.settings = replace(machine.settings, digest=BEFORE)
+    await machine.model_files.read(machine.path)
+    watching = asyncio.create_task(machine.watch.run())
+    change(machine.path, AFTER)
+    await machine.until(lambda: len(machine.said) == 2)
+
+    assert "is no longer ours" in machine.said[1]
+    assert machine.model_files.facts(OURS) is None
+    assert await machine.model_files.find(machine.settings) is None
+    reason = f"{machine.path} is no longer ours"
+    assert machine.given_up[-1:] == [reason]
+    assert machine.spoilt[-1:] == [(OURS, reason)]
+
+    change(machine.path, BEFORE)
+    await machine.until(lambda: machine.model_files.facts(OURS))
+    await cancelled(watching)
 
 
 async def test_a_file_that_is_only_touched_is_checked_and_kept(

@@ -79,6 +79,29 @@ async def test_layers_that_are_in_memory_are_under_way_no_more(
     assert stream.written[-1] == {"ready": True, "resident_bytes": 100}
 
 
+async def test_what_was_fetched_last_is_not_told_as_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would take it for progress, and the loading that follows for none."""
+
+    async def weights(terms: Terms, step: Step) -> Weights:
+        step(80, 80)
+        return Weights(files=[Path("model.gguf")])
+
+    told: list[Progress] = []
+
+    async def worker(device: str) -> FakeLender:
+        await asyncio.sleep(0.01)
+        return FakeLender(40, told=lambda: len(told))
+
+    nothing = cast(Any, lambda *_: None)
+    lending = Lending(specify=nothing, weights=weights, on_change=nothing, tell=nothing, progress=told.append)
+    monkeypatch.setattr(lending, "_worker", worker)
+    stream = FakeStream()
+    await lending._prepare(Lease(host=NodeId("a"), terms=TERMS), cast(Stream, stream))
+
+    loading = [each for each in stream.written if "ready" not in each and not each.get("fetching")]
+    assert loading == [{"done_bytes": 40, "total_bytes": 100}]
+
+
 def spec(device: str) -> WorkerSpec:
     socket = "second" if device == "CPU" else "first"
     return WorkerSpec(socket=socket, device=device, threads=1, quota_bytes=1, libraries={})

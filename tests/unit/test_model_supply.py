@@ -480,6 +480,28 @@ async def test_a_default_that_is_here_ends_the_fetch_of_the_one_before(
     assert (slow.wanted, slow.given_up) == ([one], [one])
 
 
+async def test_a_model_that_comes_otherwise_after_a_failure_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state would else stay that of the last try."""
+    disk, failed, changed = Disk(tmp_path, monkeypatch), asyncio.Event(), asyncio.Event()
+
+    async def bring(given: ModelFacts | None) -> ModelFacts | None:
+        raise DownloadFailed("nobody has it")
+
+    monkeypatch.setattr(disk.model_supply, "bring", bring)
+    monkeypatch.setattr(disk.model_supply, "_failing", lambda what: failed.set())
+    monkeypatch.setattr(disk.model_supply, "_tell", lambda event: None)
+    following = asyncio.create_task(disk.model_supply.follow(changed.set))
+    disk.model_supply.wake()
+    await asyncio.wait_for(failed.wait(), 30)
+    assert not changed.is_set()
+    await disk.model_files.find(disk.entry.settings)
+    disk.model_supply.wake()
+    await asyncio.wait_for(changed.wait(), 30)
+    await cancelled(following)
+
+
 async def test_an_adapter_that_is_no_longer_wanted_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,7 +596,7 @@ async def test_what_is_fetched_has_the_owners_digest_or_is_said_to_be_unverified
     with pytest.raises(DownloadFailed):
         await ours.fetch(settings)
     with pytest.raises(DownloadFailed):
-        await ours.layers._grow(Share(first=0, last=1, head=False), OURS, lambda done, total: None)
+        await ours.layers._grow(Share(first=0, last=1, head=False), OURS)
 
     assert [(wish.fingerprint, wish.digest) for wish in wanted] == [(OURS, digest)] * 2
     once = ["ours is fetched without verification: its owner has not published a digest yet"]

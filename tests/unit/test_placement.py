@@ -13,9 +13,10 @@ from mesh_llm.planning.decide import decide
 from mesh_llm.planning.fit import CacheSettings, compute_bytes, memory_need, stage_need
 from mesh_llm.planning.layer_costs import load_of
 from mesh_llm.planning.layer_shares import Capacity, apportion, fastest_first, spread
+from mesh_llm.planning.manual_layers import has_first_layers
 from mesh_llm.planning.memory_layout import Free, Ledger, divided, furthest, lodge, rooms, total_bytes
 from mesh_llm.planning.snapshot import Candidate
-from mesh_llm.types import HostingMode, LayerCache, Mode, NodeFacts, Plan, Role
+from mesh_llm.types import HostingMode, LayerCache, Mode, NodeFacts, NodeId, Plan, Role
 from tests.support.planning import (
     GB,
     any_model,
@@ -274,6 +275,28 @@ def test_the_head_goes_to_a_worker_where_the_host_has_no_room_for_it() -> None:
     assert split(4.8, 4.5).mode is Mode.WAITING
 
 
+@pytest.mark.parametrize("wish", [{"layers": (("a", 0, 1), ("b", 1, 2))}, {"tensor_split": (1.0, 1.0)}])
+def test_the_head_of_layers_that_a_person_gave_goes_where_there_is_room_for_it(wish: dict[str, Any]) -> None:
+    nodes = node("a", 4.8), node("b", 5, hosting=HostingMode.NEVER)
+    plan = decide(mesh(*nodes), model(layers=2, layer_bytes=4 * GB), settings(**wish), current=None)
+
+    assert (counts(plan), plan.head_on_worker) == ({"a": 1, "b": 1}, True)
+
+
+@pytest.mark.parametrize("hosts", [8, 9])
+def test_the_head_goes_to_a_worker_where_no_host_of_many_has_room_for_it(hosts: int) -> None:
+    """Up to eight hosts are all compared; of more only some are tried."""
+    small = [node(f"a{number}", 0.8) for number in range(hosts)]
+    plan = decide(
+        mesh(*small, node("b", 9, hosting=HostingMode.NEVER)),
+        model(layers=2, layer_bytes=4 * GB),
+        settings(),
+        current=None,
+    )
+
+    assert (counts(plan), plan.head_on_worker) == ({"b": 2}, True)
+
+
 def test_without_speeds_memory_and_id_decide() -> None:
     plan = planned(*(node(name, 12, gb_s=None) for name in "cba"), node("d", 13, gb_s=None))
 
@@ -437,6 +460,15 @@ def test_layers_by_a_name_that_others_take() -> None:
     plan = planned(node("a", 64), node("b", 64), thief, client, layers=(("a", 0, 10), ("b", 10, 40)))
 
     assert (plan.host, layers(plan)) == ("a", {"a": (0, 10), "b": (10, 40)})
+
+
+def test_who_has_the_first_layers_by_name_or_id() -> None:
+    wish = ("zero", 0, 0), ("a", 0, 10), ("b", 10, 40)
+    first = [name for name in ("zero", "a", "b") if has_first_layers(wish, NodeId("other"), name)]
+
+    assert first == ["a"]
+    assert has_first_layers(wish, NodeId("a"), "other")
+    assert not has_first_layers(wish, NodeId("b"), "other")
 
 
 def _called(each: Candidate, name: str) -> Candidate:

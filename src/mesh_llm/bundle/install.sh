@@ -239,7 +239,7 @@ for folder in "wheels", "models":
     path = os.path.join(here, folder)
     for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
         if folder + "/" + name not in names:
-            sys.exit(folder + "/" + name + " is no part of it")
+            sys.exit(folder + "/" + name + " does not belong to it")
 '
 
 check_sums() {

@@ -48,6 +48,7 @@ results        how measurements show what they found: tables, JSON, files
 lab_simulate   `mesh-llm lab simulate`: meshes of thousands of nodes
 groups         verbs with verbs of their own
 secret         keys and tokens from files, standard input and the environment
+signals        which signals end a command
 output         text, tables and JSON on stdout, messages on stderr
 tables         tables of nodes, stages and plans
 live           the view of a running node in a terminal, once a second

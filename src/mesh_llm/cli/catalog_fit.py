@@ -182,5 +182,5 @@ def _notes(rows: Sequence[Fitting], rooms: FreeMemory) -> Iterable[str]:
     if rooms.mesh is None and not rooms.runs:
         yield "For this machine alone: no node runs on this home"
     if rooms.runs:
-        yield "As if the mesh served no other model; mesh-llm plan counts what it serves"
+        yield "This takes the mesh for empty; mesh-llm plan counts the models that it serves"
     yield "mesh-llm plan --model NAME shows the whole calculation, mesh-llm download NAME gets a model"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import aiohttp
 import click
 
-from mesh_llm.cli import tables
+from mesh_llm.cli import signals, tables
 from mesh_llm.cli.control import call, wait_until_gone
 from mesh_llm.cli.options import debug_option, json_option
 from mesh_llm.cli.output import Output, print_json, print_table, set_up_logging
@@ -127,7 +126,7 @@ async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool)
         (hurry if interrupted.is_set() or ending.is_set() else interrupted).set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in signals.ending():
         loop.add_signal_handler(number, on_signal)
 
     def tell(event: Event) -> None:

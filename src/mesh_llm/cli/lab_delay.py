@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import click
 
+from mesh_llm.cli import signals
 from mesh_llm.cli.options import json_option
 from mesh_llm.cli.output import is_terminal, print_error, print_table
 from mesh_llm.errors import MeshError, UsageError
@@ -108,7 +108,7 @@ async def _run(
 ) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in signals.ending():
         loop.add_signal_handler(number, stopped.set)
     listener = listening(listen)
     here = bound(listener, listen.kind)

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from mesh_llm import __version__
-from mesh_llm.cli import secret
+from mesh_llm.cli import secret, signals
 from mesh_llm.cli.imports import import_quickly
 from mesh_llm.cli.words import EXPLAINED, OTHER_NAMES, is_model, meant_with, nearest
 from mesh_llm.defaults import ENGINE_PACKAGE, ENGINE_VERSION, PROTOCOL_VERSION
@@ -198,11 +198,10 @@ def main() -> None:
     secret.hide()
     debug = "--debug" in sys.argv[1:]
     # By their default these would leave a compiler or pip running, or an offer open; a node drains on them
-    # instead. The second is a terminal that was closed, which `nohup` has ignored.
+    # instead. Python has a way of its own for Ctrl-C.
     interrupt = _Interrupt()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
+    for number in set(signals.ending()) - {signal.SIGINT}:
+        signal.signal(number, interrupt)
     try:
         status = command_group().main(prog_name="mesh-llm", standalone_mode=False)
     except MeshError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -20,24 +19,14 @@ _FOLDER = {"-o", "--output", "--out"}
 
 
 def run_measurement(main: Coroutine[Any, Any, T]) -> T:
-    """TERM and HUP end everything that `main` started as Ctrl-C does; all three are told as interrupted."""
+    """A signal ends everything that `main` started, as Ctrl-C does."""
     try:
-        return asyncio.run(_ending(main))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        return asyncio.run(main)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise MeshError(
             f"a server did not answer: {error or type(error).__name__}",
             hint="the machine may be too busy; see `uptime`, and run it again",
         ) from error
-
-
-async def _ending(main: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    return await main
 
 
 class Facts:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mesh_llm.cli import secret
+from mesh_llm.cli import secret, signals
 from mesh_llm.cli.options import debug_option
 from mesh_llm.cli.output import Output, set_up_logging
 from mesh_llm.cli.serve import run_loop
@@ -145,7 +145,7 @@ def _on_signals(output: Output) -> asyncio.Future[signal.Signals]:
             output.note("Stopping")
             stopped.set_result(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in signals.ending():
         loop.add_signal_handler(number, on_signal, number)
     return stopped
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mesh_llm.cli import tables
+from mesh_llm.cli import signals, tables
 from mesh_llm.cli.browser import open_page
 from mesh_llm.cli.config_file import Configured
 from mesh_llm.cli.control import answers
@@ -116,10 +116,8 @@ async def until_stopped(node: Node, output: Output, live: Live | None) -> int:
             stop()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Under `nohup` a terminal that is closed is none of the node's business.
-        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, on_signal, number)
+    for number in signals.ending():
+        loop.add_signal_handler(number, on_signal, number)
     watching = asyncio.create_task(_watch(node, live, stop), name="live view")
     try:
         await running

@@ -237,7 +237,7 @@ async def _runs(manager: Manager, made: Service) -> bool:
 async def _take_back(
     manager: Manager, made: Service, before: Mapping[Path, str | None], *, restart: bool
 ) -> None:
-    """The files as they were before, and the service: its token must not be left for later starts."""
+    """Restore the files and the service: later starts must not find the token of this one."""
     try:
         with suppress(MeshError):
             await manager.stop(made)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -115,32 +116,13 @@ async def spawn(
     With `own_session` off it stays in our group and is killed along with us. Lines of its standard
     output are cut at `line_limit_bytes`; those of its standard error, which go to logs, are made printable.
     """
-    started: list[asyncio.subprocess.Process] = []
-
-    async def start() -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(os.fspath(part) for part in argv),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=own_session,
-            pass_fds=pass_fds,
-            env={**_inherited(), **(env or {})},
-            cwd=cwd,
-        )
-        started.append(process)
-
-    interruption: asyncio.CancelledError | None = None
-    try:
-        # Cancelled halfway, asyncio takes the child's end from under its own watcher, which complains.
-        await uninterrupted(start(), f"start of {argv[0]}")
-    except OSError as error:
-        raise MeshError(f"cannot start {argv[0]}: {error.strerror}") from error
-    except asyncio.CancelledError as error:
-        if not started:
-            raise
-        interruption = error
-    (process,) = started
+    process, interruption = await _started(
+        [os.fspath(part) for part in argv],
+        start_new_session=own_session,
+        pass_fds=pass_fds,
+        env={**_inherited(), **(env or {})},
+        cwd=cwd,
+    )
     child = Child(process, own_session=own_session)
 
     def keep(line: str) -> None:
@@ -167,6 +149,32 @@ async def spawn(
     finally:
         # A task of its own: cancelling the owner, even twice, must not leave a child behind.
         await uninterrupted(_end(child, process, readers), f"end of {process.pid}")
+
+
+async def _started(
+    argv: list[str], **how: Any
+) -> tuple[asyncio.subprocess.Process, asyncio.CancelledError | None]:
+    """The process, and the interruption of its owner meanwhile, which is for the caller to raise.
+
+    Cancelled halfway, asyncio takes the child's end from under its own watcher, which complains.
+    """
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start() -> None:
+        pipe = subprocess.PIPE
+        started.append(
+            await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe, stderr=pipe, **how)
+        )
+
+    try:
+        await uninterrupted(start(), f"start of {argv[0]}")
+    except OSError as error:
+        raise MeshError(f"cannot start {argv[0]}: {error.strerror}") from error
+    except asyncio.CancelledError as interruption:
+        if not started:
+            raise
+        return started[0], interruption
+    return started[0], None
 
 
 def _inherited() -> dict[str, str]:

@@ -19,20 +19,19 @@ _RERANK = frozenset({"/rerank", "/v1/rerank", "/reranking", "/v1/reranking"})
 def check(path: str, body: RequestBody, generation: TextRequest | None, *, read_bytes: int) -> None:
     """Raises the refusal, if there is one. `read_bytes`: no larger body is read."""
     if path in _TELL_NONE:
-        raise _refusal(f"{path} does not tell; ask /v1/embeddings")
-    dialect = dialect_of(path)
-    is_here = body.is_here(read_bytes)
-    if not (path in _RERANK if dialect is None else dialect.takes_prompts or is_here):
+        raise _refusal(f"{path} does not report any; ask /v1/embeddings")
+    if dialect_of(path) is None and path not in _RERANK:
         return
+    # Nobody knows what is asked in a longer one: several answers, perhaps.
     body.require(read_bytes)
     document = generation.body if generation is not None else read_document(body.start)
     if path in _RERANK and "texts" in document:
-        raise _refusal('"texts" do not tell; send "documents"')
+        raise _refusal('the answer to "texts" reports none; send "documents"')
     if document.get("response_fields"):
-        raise _refusal("some fields of an answer do not tell; leave response_fields out")
+        raise _refusal("single fields of an answer may not report them; leave response_fields out")
     if prompts_of(document) > 1 or (generation is None and is_several(document)):
-        raise _refusal("several answers at once do not tell; send each prompt in a request of its own")
+        raise _refusal("several answers in one do not report all of them; send a request for each prompt")
 
 
 def _refusal(why: str) -> api_errors.ApiError:
-    return api_errors.mistake(f"this key has a limit on tokens, which {why}")
+    return api_errors.mistake(f"this key has a limit on tokens, and {why}")

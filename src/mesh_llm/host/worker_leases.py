@@ -32,23 +32,32 @@ class StageLost(MeshError):
 
 @dataclass(slots=True, kw_only=True)
 class Headway:
-    """Of a worker that brings its layers into memory: it may be slow, and words are no work."""
+    """How far a worker is with its layers: it may be slow, but has to make progress."""
 
     need_bytes: int
+    fetch_bytes: int
+    """What its node may have to fetch: the layers of its other devices come first, perhaps."""
     since_s: float
     fetches: bool = True
     """First, if at all."""
+    told_bytes: int = 0
+    """By its last word; each of several fetches begins anew."""
+    come_bytes: int = 0
+    """In all, since it fetches or loads."""
     marked_bytes: int = 0
 
     def within_s(self, done_bytes: int, *, fetches: bool, now: float) -> float:
         """What is left of its time for the next step."""
         if self.fetches and not fetches:
-            self.fetches, self.marked_bytes, self.since_s = False, 0, now
-        step_bytes = max(1, self.need_bytes // (1000 if self.fetches else 100))
+            self.fetches, self.since_s = False, now
+            self.told_bytes = self.come_bytes = self.marked_bytes = 0
+        all_bytes, steps = (self.fetch_bytes, 1000) if self.fetches else (self.need_bytes, 100)
+        self.come_bytes += max(0, done_bytes - self.told_bytes)
         # Nobody gets more time by layers that are larger than they can be.
-        done_bytes = min(done_bytes, 2 * self.need_bytes)
-        if done_bytes >= self.marked_bytes + step_bytes:
-            self.marked_bytes, self.since_s = done_bytes, now
+        self.come_bytes = min(self.come_bytes, 2 * all_bytes)
+        self.told_bytes = done_bytes
+        if self.come_bytes >= self.marked_bytes + max(1, all_bytes // steps):
+            self.marked_bytes, self.since_s = self.come_bytes, now
         return self.since_s + (LEASE_FETCHES_S if self.fetches else LEASE_LOADS_S) - now
 
 
@@ -90,7 +99,8 @@ class WorkerLeases:
             async with asyncio.timeout(LEASE_SILENCE_S):
                 stream = await self._mesh.open(stage.node, "lease", self._wish(plan, stage))
             stack.push_async_callback(_finished, stream)
-            headway = Headway(need_bytes=stage.need_bytes, since_s=self._clock())
+            own = (each.need_bytes for each in plan.workers if each.node == stage.node)
+            headway = Headway(need_bytes=stage.need_bytes, fetch_bytes=sum(own), since_s=self._clock())
             while True:
                 async with asyncio.timeout(LEASE_SILENCE_S):
                     answer = await stream.read_document()
@@ -103,7 +113,7 @@ class WorkerLeases:
                     ):
                         fetches = answer.get("fetching") is True
                         if headway.within_s(done, fetches=fetches, now=self._clock()) < 0:
-                            raise StageLost(stage.node, f"{name} does not get on with its layers")
+                            raise StageLost(stage.node, f"{name} makes no progress with its layers")
                         self._loaded[stage.place] = (done, total)
                         tell(self._progress(fetching=fetches))
                     case {"refused": str()}:

@@ -35,6 +35,8 @@ class ModelFiles:
         """Models of which only some layers are here; whoever asks for files does not hear of them."""
         self._stamps: dict[Fingerprint, dict[str, str]] = {}
         """Of the files as they were read: a fingerprint is not believed of any other ones."""
+        self._refused: dict[Path, str] = {}
+        """Files that only look like a model, as they were when that was found."""
         self.drafts: dict[Fingerprint, Path | None] = {}
         """Where draft models that were looked for are; None where they are not here."""
 
@@ -53,6 +55,8 @@ class ModelFiles:
 
     async def read_if(self, path: Path, fingerprint: Fingerprint) -> ModelFacts | None:
         """The same, of the model `fingerprint` alone: any other is forgotten again."""
+        if self._refused.get(path) == file_stamp.stamp(path):
+            return None
         facts, stamps = await self._look(path)
         if facts.fingerprint != fingerprint:
             return None
@@ -108,6 +112,11 @@ class ModelFiles:
         """Its files are others now."""
         self._known.pop(fingerprint, None)
         self._stamps.pop(fingerprint, None)
+
+    def refuse(self, facts: ModelFacts) -> None:
+        """They are not the model: a fingerprint takes samples. So they stay until they change."""
+        self._refused |= {path: file_stamp.stamp(path) for path in facts.files}
+        self.forget(facts.fingerprint)
 
     def held(self, fingerprint: Fingerprint) -> tuple[HeldModel, ...]:
         """The model as members are told of it, if all of it is here."""

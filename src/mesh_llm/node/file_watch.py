@@ -95,17 +95,20 @@ class FileWatch:
         self._say(f"{reason}; it is checked anew before anything is computed with it")
         self._offers.tell()
         if rewritten:
-            self._lending.spoil(fingerprint, reason)
-            service = self._service(fingerprint)
-            for run in service.hosting.runs if service is not None else ():
-                run.give_up(EngineFailed(reason))
+            self._end_uses(fingerprint, reason)
         self._on_files()
+
+    def _end_uses(self, fingerprint: Fingerprint, reason: str) -> None:
+        self._lending.spoil(fingerprint, reason)
+        service = self._service(fingerprint)
+        for run in service.hosting.runs if service is not None else ():
+            run.give_up(EngineFailed(reason))
 
     async def _check(self, changed: _Changed) -> None:
         facts = changed.facts
         wanted = self._wanted(facts.fingerprint)
         if wanted is None:
-            del self._changed[facts.fingerprint]
+            self._changed.pop(facts.fingerprint, None)
             return
         path = facts.files[0]
         try:
@@ -121,6 +124,13 @@ class FileWatch:
             self._offers.tell()
             self._on_files()
         elif changed.is_checked:
+            # By its fingerprint it may have been found meanwhile, and used.
+            was_found = self._model_files.files(facts.fingerprint) is not None
+            self._model_files.refuse(facts)
+            if was_found:
+                self._end_uses(facts.fingerprint, f"{path} is no longer {wanted.alias}")
+                self._offers.tell()
+                self._on_files()
             self._say(
                 f"{path} is no longer {wanted.alias}, and nothing is computed with it: put the file back, or "
                 "start this node again with the one that is there"

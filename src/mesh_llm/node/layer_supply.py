@@ -20,6 +20,7 @@ from mesh_llm.peer_fetch import layer_fetch
 from mesh_llm.peer_fetch.layer_fetch import Held
 from mesh_llm.peer_fetch.model_fetch import Wanted
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.planning.manual_layers import has_first_layers
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.types import Event, EventSink, Fingerprint, HostingMode, ModelFacts, Progress, ProgressSink
 from mesh_llm.worker.lending import Step, Terms, Weights
@@ -55,6 +56,8 @@ class LayerSupply:
         self._doing = doing
         self._progress = progress
         self._growing = asyncio.Lock()
+        self._steps: set[Step] = set()
+        """Of leases that wait for layers of theirs, or of another device's before them."""
 
     async def alone(self, settings: ModelSettings) -> ModelFacts | None:
         """What a worker has to know of the model, its layers to follow; None where it takes all of it."""
@@ -82,8 +85,8 @@ class LayerSupply:
         if self._config.hosting is HostingMode.NEVER or settings.split or settings.tensor_split is not None:
             return True
         if settings.layers is not None:
-            own = self._mesh.name_of(self._mesh.me)
-            return all(name != own for name, first, _ in settings.layers if first == 0)
+            me = self._mesh.me
+            return not has_first_layers(settings.layers, me, self._mesh.name_of(me))
         return size_bytes > usable_bytes(await at_hand(self._config))
 
     async def weights(self, terms: Terms, step: Step) -> Weights:
@@ -101,20 +104,25 @@ class LayerSupply:
         if part is None:
             raise LinkRefused("this node does not have the model file")
         share = Share(first=terms.first, last=terms.last, head=terms.head)
-        # One after the other, where several devices are to get layers.
-        async with self._growing:
-            part = self._model_files.part(fingerprint) or part
-            if not part.has(share):
-                part = await self._grow(share, fingerprint, step)
+        self._steps.add(step)
+        try:
+            # One after the other, where several devices are to get layers.
+            async with self._growing:
+                part = self._model_files.part(fingerprint) or part
+                if not part.has(share):
+                    part = await self._grow(share, fingerprint)
+        finally:
+            self._steps.discard(step)
         return Weights(files=part.paths, tensors=part.tensors, adapters=adapters)
 
-    async def _grow(self, share: Share, fingerprint: Fingerprint, step: Step) -> Held:
+    async def _grow(self, share: Share, fingerprint: Fingerprint) -> Held:
         if self._config.no_fetch:
             raise LinkRefused("it does not have all of these layers, and --no-fetch is set")
 
         def progress(made: Progress) -> None:
             self._progress(made)
-            step(made.done, made.total)
+            for step in self._steps:
+                step(made.done, made.total)
 
         settings = self._settings()
         # A host may be behind: of a model that is no longer the mesh's there is no digest.

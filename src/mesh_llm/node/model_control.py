@@ -226,7 +226,7 @@ class ModelControl:
         facts = self._model_files.facts(model.fingerprint)
         if facts is None or not is_here:
             raise ModelError(
-                f"{model.alias} is not on this machine, and its drafts and adapters are checked by its file",
+                f"{model.alias} is not on this machine: drafts and adapters are checked against its file",
                 hint="run it on an owner's machine that has the file",
             )
         if drafts:

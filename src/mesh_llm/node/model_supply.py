@@ -154,18 +154,19 @@ class ModelSupply:
 
     async def bring_first(self, given: ModelFacts | None) -> ModelFacts | None:
         """The same, at the start: one who joined is a member, even while there is nobody to fetch it from."""
-        try:
-            model = await self._bring_while_wanted(given)
-        except NotWanted:
-            return await self.bring_first(given)
-        except DownloadFailed as error:
-            if self._joining.sets_plan:
-                raise
-            self._tell(Event(kind="model", text=f"{error.message}; trying again"))
-            self._failing(f"{error.message}; trying again")
-            return None
-        self._on_model(model)
-        return model
+        while True:
+            try:
+                model = await self._bring_while_wanted(given)
+            except NotWanted:
+                continue
+            except DownloadFailed as error:
+                if self._joining.sets_plan:
+                    raise
+                self._tell(Event(kind="model", text=f"{error.message}; trying again"))
+                self._failing(f"{error.message}; trying again")
+                return None
+            self._on_model(model)
+            return model
 
     async def _bring_while_wanted(
         self, given: ModelFacts | None, on_wake: Callable[[], None] = lambda: None
@@ -217,6 +218,7 @@ class ModelSupply:
         wanted = self._wanted()
         refused = wanted.fingerprint if wanted is not None and self._config.no_fetch else None
         pause_s: float | None = FOLLOW_RETRY_S
+        is_failing = True  # as far as is known here: the first try may have failed
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -226,7 +228,9 @@ class ModelSupply:
             self._offers.tell()
             draft_came = await self.drafts.find(self._settings())
             wanted = self._wanted()
-            if wanted is None and draft_came:
+            if wanted is None and (draft_came or is_failing):
+                # The file has come otherwise, or another model that is here took its place.
+                is_failing = False
                 on_change()
             if wanted is None or wanted.fingerprint == refused:
                 continue
@@ -236,16 +240,13 @@ class ModelSupply:
                 on_change()
                 continue
             except MeshError as error:
-                pause_s = FOLLOW_RETRY_S
+                pause_s, is_failing = FOLLOW_RETRY_S, True
                 log.warning("no model yet alias=%s: %s", wanted.alias, error.message)
-                why = error.message
-                if wanted.alias not in why:
-                    why = f"{wanted.alias} could not be fetched: {why}"
-                text = f"{why}; trying again"
-                self._tell_once(text)
+                self._tell_once(text := _failure(wanted.alias, error.message))
                 self._failing(text)
                 continue
-            pause_s, refused = None, wanted.fingerprint if model is None else None
+            pause_s, is_failing = None, False
+            refused = wanted.fingerprint if model is None else None
             self._on_model(model)
             on_change()
 
@@ -394,3 +395,8 @@ class ModelSupply:
 
     async def _fingerprint(self, paths: tuple[Path, ...]) -> Fingerprint:
         return (await self._model_files.look(paths[0])).fingerprint
+
+
+def _failure(alias: str, why: str) -> str:
+    named = why if alias in why else f"{alias} could not be fetched: {why}"
+    return f"{named}; trying again"

@@ -20,7 +20,7 @@ from mesh_llm.planning.exclusion import exclusions
 from mesh_llm.planning.fit import smallest_context, stage_need
 from mesh_llm.planning.lanes import lanes_for
 from mesh_llm.planning.layer_costs import Span
-from mesh_llm.planning.manual_layers import obeys_ratios
+from mesh_llm.planning.manual_layers import obeys_names, obeys_ratios
 from mesh_llm.planning.memory_budget import used_gpus
 from mesh_llm.planning.memory_layout import Allocation
 from mesh_llm.planning.placement import Layout, seconds_of
@@ -157,9 +157,7 @@ def _able(asked: Question, layout: Layout) -> bool:
 def _obeys(asked: Question, layout: Layout) -> bool:
     settings = asked.settings
     if settings.layers is not None:
-        names = {node.id: node.facts.name for node in asked.snapshot.nodes}
-        has = {(names[span.node], span.first, span.last) for span in layout.ranges}
-        return has == {each for each in settings.layers if each[1] != each[2]}
+        return obeys_names(settings.layers, asked.snapshot, layout)
     if settings.tensor_split is not None:
         return obeys_ratios(asked.inputs.load.count, settings.tensor_split, layout)
     return True

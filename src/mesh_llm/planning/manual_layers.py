@@ -85,6 +85,19 @@ def by_names(
     return Layout(host=host.id, spans=spans)
 
 
+def has_first_layers(layers: NamedLayers, node: NodeId, name: str) -> bool:
+    """Whether they are for this node, named by its id or by its name: then it hosts, if it may."""
+    return any(first == 0 and each in (node, name) for first, _, each in _ranges(layers))
+
+
+def obeys_names(layers: NamedLayers, snapshot: Snapshot, layout: Layout) -> bool:
+    """Whether a running plan has these layers, its nodes named by their names or by their ids."""
+    names = {node.id: node.facts.name for node in snapshot.nodes}
+    wanted = {(first, last): name for first, last, name in _ranges(layers)}
+    has = {(span.first, span.last): (span.node, names[span.node]) for span in layout.ranges}
+    return has.keys() == wanted.keys() and all(wanted[span] in has[span] for span in has)
+
+
 def _owners(layers: NamedLayers, snapshot: Snapshot, roster: Eligible) -> Mapping[str, Candidate] | str:
     names = sorted({name for name, _, _ in layers})
     here = {name: _called(name, snapshot) for name in names}
@@ -136,11 +149,17 @@ def _host(
 
 
 def on_devices(inputs: PlanInputs, layout: Layout) -> Layout:
-    """The same with the layers of each worker on its devices, each filled before the next."""
+    """The same with the layers of each worker on its devices, each filled before the next.
+
+    The output head is the host's, unless it fits only with the last layers.
+    """
     spans: list[Span] = []
     for span in layout.spans:
         several = span.node != layout.host and len(inputs.devices[span.node]) > 1
         spans += _on_devices(inputs, span) if several else [span]
+    for head_on_worker in (False, True)[: 1 if layout.solo else 2]:
+        if inputs.allocations(layout.host, spans, head_on_worker=head_on_worker) is not None:
+            return Layout(host=layout.host, spans=tuple(spans), head_on_worker=head_on_worker)
     return Layout(host=layout.host, spans=tuple(spans))
 
 
@@ -160,7 +179,7 @@ def _on_devices(inputs: PlanInputs, span: Span) -> Iterator[Span]:
 
 def shortfall(inputs: PlanInputs, layout: Layout) -> str:
     """Which stage of a layout its node has no room for, in numbers; empty where all fit."""
-    if inputs.allocations(layout.host, layout.spans, head_on_worker=False) is not None:
+    if inputs.allocations(layout.host, layout.spans, head_on_worker=layout.head_on_worker) is not None:
         return ""
     stages = list(layout.spans)
     if all(span.node != layout.host for span in stages):

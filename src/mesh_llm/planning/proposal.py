@@ -263,19 +263,23 @@ def _tried(asked: Question) -> list[Candidate]:
     """Hosts worth trying: all of a small mesh, or else those elected, for each engine version."""
     if len(asked.roster.hosts) <= _COMPARED_HOSTS:
         return list(asked.elected())
+    # Where none has room for the head, it may still lie on a worker.
+    return _heading(asked, head=True) or _heading(asked, head=False)
+
+
+def _heading(asked: Question, *, head: bool) -> list[Candidate]:
+    """Those elected where the embedding fits with the smallest context, and the output head too if `head`."""
+    smallest = asked.inputs.at(asked.contexts[-1])
     seen: Counter[str] = Counter()
     hosts = []
     for node in asked.elected():
-        if seen[node.facts.engine] < PLAN_HOSTS_TRIED and _may_head(asked, node):
+        room = smallest.rooms[node.id]
+        if seen[node.facts.engine] == PLAN_HOSTS_TRIED:
+            continue
+        if capacity(room, smallest.load, host=True, head=head) is not None:
             seen[node.facts.engine] += 1
             hosts.append(node)
     return hosts
-
-
-def _may_head(asked: Question, node: Candidate) -> bool:
-    """Whether embedding and head fit there, with the smallest context."""
-    smallest = asked.inputs.at(asked.contexts[-1])
-    return capacity(smallest.rooms[node.id], smallest.load, host=True) is not None
 
 
 def _several(asked: Question, inputs: PlanInputs, solo: _Alone | None) -> Layout | None:

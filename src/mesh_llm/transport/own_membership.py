@@ -121,7 +121,7 @@ class Membership:
         self.revocations.add([signed])
         if not self.revocations.has(signed):
             raise MeshError(
-                "there is no room for one more revocation beside those of nodes that came in as this one did",
+                "no more revocations are kept from members who joined through the same node as this one",
                 hint="revoke it on the machine that started the mesh, or on another owner's",
             )
         if issuer in (None, identity.id):

@@ -156,7 +156,7 @@ class PendingConnections:
 
 
 async def source_of(incoming: Any) -> str:
-    """Whose network it comes from, or a node's id behind a relay, which has seen to it that it is its own."""
+    """The network that it comes from, or the node's id behind a relay, which has checked that."""
     address = await incoming.remote_addr()
     if address.is_ip():
         return customer_of(split_address(address.addr)[0])

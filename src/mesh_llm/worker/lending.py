@@ -13,7 +13,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,13 @@ from mesh_llm.mesh_settings import ADAPTERS_LIMIT
 from mesh_llm.tasks import cancelled
 from mesh_llm.transport.network import Stream
 from mesh_llm.types import Fingerprint, NodeId, Progress
+from mesh_llm.worker.lease_progress import LeaseProgress
 
 log = logging.getLogger(__name__)
 
 _LINKS_FROM_OTHERS = 4
 """To a lease whose host does not say who may link to it: one would do, but anybody may come first."""
 _NEXT, _BEFORE = "next", "before"
-
-_BEAT_S = LEASE_SILENCE_S / 3
-"""Between two signs of life of a worker that fetches its layers: a fetch has bounds of its own."""
 
 
 @frozen
@@ -93,7 +91,7 @@ def _adapters_of(header: dict[str, Any]) -> tuple[str, ...]:
 def _before_of(header: dict[str, Any]) -> NodeId | None:
     before = header.get("before")
     if not isinstance(before, str | None):
-        raise LinkRefused("this is not a node")
+        raise LinkRefused("this is not a node's id")
     return None if before is None else NodeId(before)
 
 
@@ -284,36 +282,11 @@ class Lending:
 
     async def _prepare(self, lease: Lease, stream: Stream) -> WorkerProcess:
         """Bring the layers to this disk and into memory; the host hears how far that is."""
-        terms = lease.terms
-        steps: asyncio.Queue[tuple[int, int]] = asyncio.Queue(maxsize=1)
-        fetching = True
-        loading: Progress | None = None
-
-        def step(done: int, total: int) -> None:
-            if steps.full():
-                steps.get_nowait()
-            steps.put_nowait((done, total))
-
-        async def report() -> None:
-            nonlocal loading
-            done, total = 0, 0
-            while True:
-                try:
-                    async with asyncio.timeout(_BEAT_S if fetching else None):
-                        done, total = await steps.get()
-                except TimeoutError:
-                    if not fetching:
-                        continue
-                document: dict[str, Any] = {"done_bytes": done, "total_bytes": total}
-                if not fetching:
-                    loading = Progress(what="Loading layers", done=done, total=total, unit="bytes")
-                    self._progress(loading)
-                await stream.write_document({**document, "fetching": True} if fetching else document)
-
-        reporting = asyncio.create_task(report(), name="progress of a lease")
+        terms, progress = lease.terms, LeaseProgress(stream, self._progress)
+        reporting = asyncio.create_task(progress.report(), name="progress of a lease")
         try:
-            weights = await self._weights(terms, step)
-            fetching = False
+            weights = await self._weights(terms, progress.step)
+            progress.load()
             worker_process = await self._worker(terms.device)
             files = [str(file) for file in weights.files]
             await worker_process.add_model(terms.fingerprint, files, weights.tensors)
@@ -321,17 +294,15 @@ class Lending:
                 await worker_process.add_model(digest, [str(path)])
             if (child := self._children.get(worker_process.socket)) is not None:
                 child.models |= {terms.fingerprint, *weights.adapters}
-            resident = await worker_process.prepare(terms.fingerprint, (terms.first, terms.last), step)
+            layers = terms.first, terms.last
+            resident = await worker_process.prepare(terms.fingerprint, layers, progress.step)
             if (changed := weights.changed()) is not None:
                 # What it has in memory may be neither the file before nor the one after.
                 worker_process.end(changed)
                 raise LinkRefused(changed)
         finally:
-            reporting.cancel()
-            await asyncio.wait((reporting,))
-        # The last step may have come too late to be reported.
-        if loading is not None and loading.done < loading.total:
-            self._progress(replace(loading, done=loading.total))
+            await cancelled(reporting)
+        progress.finish()
         if (child := self._children.get(worker_process.socket)) is not None:
             child.resident_bytes = resident
         # Links may come as soon as the host hears of it.
@@ -440,7 +411,7 @@ def _seat_of(lease: Lease, origin: NodeId) -> str:
     if lease.terms.before is None:
         return origin
     if origin != lease.terms.before:
-        raise LinkRefused("only the worker with the layers before these links to it")
+        raise LinkRefused("only the worker with the layers before these may link to it")
     return _BEFORE
 
 

@@ -50,8 +50,6 @@ class Dialect(ABC):
     """Of a stream, where the client gets no server-sent events."""
     assembles_several = False
     """More than one choice can be put together from the events of one stream, too."""
-    takes_prompts = False
-    """A request may bring several, each answered for itself."""
 
     # -- the request ---------------------------------------------------------------------------
 

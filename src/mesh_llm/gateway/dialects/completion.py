@@ -24,8 +24,6 @@ from mesh_llm.gateway.sse import data_of, make
 class _Prompted(Dialect):
     """A prompt of the client's own, and the text that follows it."""
 
-    takes_prompts = True
-
     def is_plain(self, body: Document) -> bool:
         return super().is_plain(body) and not any(
             body.get(name) for name in ("suffix", "input_suffix", "echo")

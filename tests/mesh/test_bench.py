@@ -69,6 +69,9 @@ def test_it_stops_at_once_and_goes_on_later(host: JoiningNode, tmp_path: Path) -
     assert "Traceback" not in ended.stderr
     before = json.loads(partial.read_text("utf-8"))["seen"]
     assert before
+    anew = mesh_llm("bench", "--quick", "--home", host.home, "-o", tmp_path)
+    assert (anew.status, partial.is_file()) == (1, True)
+    assert "--resume goes on with it" in anew.stderr
     ended = mesh_llm(
         "bench", "--quick", "--resume", "--json", "--home", host.home, "-o", tmp_path, within_s=BENCH_S
     )

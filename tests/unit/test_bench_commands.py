@@ -143,7 +143,10 @@ def test_what_was_measured_is_kept_and_taken_up_again(tmp_path: Path) -> None:
     assert (again.run, again.seen) == (kept.run, {step.key: seen})
     with pytest.raises(MeshError, match="of another model"):
         Kept(tmp_path / "new", {"model": "b"}).resume()
+    with pytest.raises(MeshError, match="a stopped measurement is in"):
+        Kept(tmp_path / "new", {"model": "b"}).begin()
     again.done()
+    Kept(tmp_path / "new", {"model": "a"}).begin()
     with pytest.raises(MeshError, match="nothing to go on with"):
         Kept(tmp_path / "new", {"model": "a"}).resume()
 

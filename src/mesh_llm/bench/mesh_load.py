@@ -105,6 +105,14 @@ class Kept:
         self.run = int(time.time())
         self.seen: dict[str, StepSeen] = {}
 
+    def begin(self) -> None:
+        """Refuse to write over what a stopped measurement has left."""
+        if self._path is not None and self._path.is_file():
+            raise MeshError(
+                f"a stopped measurement is in {self._path.parent}",
+                hint=f"--resume goes on with it; to begin anew, choose another folder or remove {self._path}",
+            )
+
     def resume(self) -> None:
         if self._path is None or not self._path.is_file():
             raise MeshError(
@@ -117,11 +125,13 @@ class Kept:
             self.run = int(document["run"])
             self.seen = {str(key): StepSeen(**each) for key, each in document["seen"].items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise MeshError(f"{self._path} is damaged", hint="start without --resume") from error
+            raise MeshError(
+                f"{self._path} is damaged", hint="remove it, and start without --resume"
+            ) from error
         if not same:
             raise MeshError(
                 "the stopped measurement is of another model, plan or length",
-                hint="start without --resume, or with the options that it had",
+                hint=f"start with the options that it had, or without --resume once {self._path} is removed",
             )
 
     def add(self, step: Step, seen: StepSeen) -> None:

@@ -65,6 +65,8 @@ def mesh(
         kept = Kept(folder, mesh_load.about(status, spec))
         if resume:
             kept.resume()
+        else:
+            kept.begin()
         async with client(spec.step_s + _PATIENCE_S) as asker:
             asked = AskedMesh(
                 client=asker,

@@ -401,7 +401,8 @@ int layer_asked_for(const ggml_tensor * op) {
 // Another device's layer: its nodes are left to that one, or to the host.
 bool is_elsewhere(const ggml_tensor * op, const device & asked) {
     const int layer = layer_asked_for(op);
-    return layer >= 0 && owner_of(layer) != &asked && !is_bound_to(op, asked);
+    const bool of_host = layer == HOSTS_LAYER && !op_only_renames(op->op);
+    return (of_host || (layer >= 0 && owner_of(layer) != &asked)) && !is_bound_to(op, asked);
 }
 
 bool computes(device & worker, const ggml_tensor * op) {

@@ -1,11 +1,15 @@
 #include "host/layers.h"
 
+#include "host/registry.h"
+
+#include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <vector>
 
@@ -38,6 +42,18 @@ int number_after_last(const char * name, const char * mark) {
         found = std::max(found, number_at(at + std::strlen(mark)));
     }
     return found;
+}
+
+bool lies_on_a_worker(const ggml_tensor * tensor) {
+    ggml_backend_dev_t place = ggml_backend_buft_get_device(tensor->buffer->buft);
+    return place != nullptr && place->reg == ggml_mesh_registry();
+}
+
+bool reads_weight(const ggml_tensor * node, bool of_worker) {
+    return std::any_of(std::begin(node->src), std::end(node->src), [&](const ggml_tensor * source) {
+        return source != nullptr && source->op == GGML_OP_NONE && source->buffer != nullptr &&
+               source->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && lies_on_a_worker(source) == of_worker;
+    });
 }
 
 }  // namespace
@@ -92,9 +108,11 @@ graph_layers::graph_layers(const ggml_cgraph * graph) {
 // After all that it is computed from.
 void graph_layers::add(const ggml_tensor * node) {
     place here;
+    here.of_worker = reads_weight(node, true);
     for (const ggml_tensor * source : node->src) {
         const auto found = places_.find(source);
         if (found != places_.end()) {
+            here.of_worker = here.of_worker || found->second.of_worker;
             here.layer = std::max(here.layer, found->second.layer);
             here.order = std::max(here.order, found->second.order);
         } else if (source != nullptr) {
@@ -105,32 +123,46 @@ void graph_layers::add(const ggml_tensor * node) {
     here.layer = own != NO_LAYER ? own : here.layer;
     here.order = std::max(here.order, here.layer);
     here.from_inputs = here.layer == NO_LAYER;
+    here.of_host = here.from_inputs && !here.of_worker && reads_weight(node, false);
     places_[node] = here;
 }
 
 // After all that use it.
 void graph_layers::tell_sources(const ggml_tensor * node) {
-    const place here = places_.at(node);
+    place & here = places_.at(node);
+    const bool unused = here.layer == NO_LAYER;
+    here.of_host = here.of_host || (unused && !here.of_worker);
     for (const ggml_tensor * source : node->src) {
         const auto found = places_.find(source);
-        if (found == places_.end() || !found->second.from_inputs || here.layer == NO_LAYER) {
+        if (found == places_.end() || !found->second.from_inputs) {
             continue;
         }
         place & there = found->second;
-        there.layer = there.layer == NO_LAYER ? here.layer : std::min(there.layer, here.layer);
-        there.order = there.order == NO_LAYER ? here.order : std::min(there.order, here.order);
+        const bool parted = !unused && there.layer != NO_LAYER && owner_of(there.layer) != owner_of(here.layer);
+        there.of_host = !there.of_worker && (there.of_host || here.of_host || parted);
+        if (!unused) {
+            there.layer = there.layer == NO_LAYER ? here.layer : std::min(there.layer, here.layer);
+            there.order = there.order == NO_LAYER ? here.order : std::min(there.order, here.order);
+        }
     }
 }
 
 int graph_layers::of(const ggml_tensor * node) const {
     const auto found = places_.find(node);
-    return found != places_.end() ? found->second.layer : NO_LAYER;
+    if (found == places_.end()) {
+        return NO_LAYER;
+    }
+    return found->second.of_host ? HOSTS_LAYER : found->second.layer;
 }
 
 void graph_layers::sort(ggml_cgraph * graph) const {
+    const auto order_of = [&](const ggml_tensor * node) {
+        const place & here = places_.at(node);
+        return here.of_host ? NO_LAYER : here.order;
+    };
     std::stable_sort(
         graph->nodes, graph->nodes + graph->n_nodes,
-        [&](const ggml_tensor * a, const ggml_tensor * b) { return places_.at(a).order < places_.at(b).order; }
+        [&](const ggml_tensor * a, const ggml_tensor * b) { return order_of(a) < order_of(b); }
     );
 }
 

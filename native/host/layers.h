@@ -15,21 +15,25 @@ namespace mesh {
 
 constexpr int NO_LAYER = -1;       // it is computed from inputs alone
 constexpr int UNKNOWN_LAYER = -2;  // what it is computed from was too much to look at
+constexpr int HOSTS_LAYER = -3;    // it is computed from inputs alone, and is the host's
 
 // By its own name, as llama.cpp gives them, or the last of the layers of what it is computed from.
 int layer_of(const ggml_tensor * node);
 
 // The same for all nodes of a graph, without a limit. Nodes that are computed from inputs alone, such as masks, belong to
-// the first layer that uses them.
+// the first layer that uses them. They are the host's where layers of several devices do (the first device would have to
+// send them to others, with some of which it has no link), where no layer does, and where something is computed from
+// them with a weight of the host.
 class graph_layers {
   public:
     explicit graph_layers(const ggml_cgraph * graph);
 
-    // NO_LAYER where the node is not in the graph, or no layer uses it.
+    // NO_LAYER where the node is not in the graph; HOSTS_LAYER where it is the host's.
     int of(const ggml_tensor * node) const;
 
-    // Puts nodes in the order of their layers, each after what it is computed from, else as they were. llama.cpp has
-    // the first nodes of a recurrent layer before the last ones of the layer before: a stage would compute in pieces.
+    // Puts nodes in the order of their layers, the host's before all others, each after what it is computed from, else as
+    // they were. llama.cpp has the first nodes of a recurrent layer before the last ones of the layer before: a stage
+    // would compute in pieces.
     void sort(ggml_cgraph * graph) const;
 
   private:
@@ -37,6 +41,8 @@ class graph_layers {
         int layer = NO_LAYER;
         int order = NO_LAYER;  // no less than that of anything it is computed from
         bool from_inputs = false;
+        bool of_worker = false;  // it is computed from a weight there
+        bool of_host = false;
     };
 
     std::unordered_map<const ggml_tensor *, place> places_;

@@ -84,6 +84,34 @@ TEST("layers: a graph is put in the order of its layers, and otherwise left as i
     CHECK(b.graph->nodes[5] == next);
 }
 
+TEST("layers: what is computed from inputs alone for layers of two devices is the host's") {
+    const builder b;
+    const int two_devices[2] = {};
+    ggml_tensor * weights[] = {b.input("blk.1.bias"), b.input("blk.2.bias"), b.input("blk.3.bias")};
+    mesh::note_layers(&two_devices[0], weights, 2);
+    mesh::note_layers(&two_devices[1], weights + 2, 1);
+    ggml_tensor * embedded = b.sum(b.input("tokens"), b.input("token_embd.weight"));
+    ggml_tensor * all_layers = b.sum(embedded, b.input("y"));  // an input of each layer
+    ggml_tensor * mask = b.sum(b.input("kq_mask"), b.input("slope"));
+    ggml_tensor * first = b.sum(b.sum(embedded, mask), weights[0], "l_out-1");
+    ggml_tensor * second = b.sum(b.sum(b.sum(first, all_layers), mask), weights[1], "l_out-2");
+    ggml_tensor * third = b.sum(b.sum(second, all_layers, "ffn_inp-3"), weights[2], "l_out-3");
+    ggml_tensor * unused = b.sum(b.input("z"), b.input("y"));
+    b.expand(third);
+    b.expand(unused);
+    const mesh::graph_layers layers(b.graph);
+    CHECK_EQUAL(layers.of(unused), mesh::HOSTS_LAYER);
+    CHECK_EQUAL(layers.of(all_layers), mesh::HOSTS_LAYER);
+    CHECK_EQUAL(layers.of(embedded), mesh::HOSTS_LAYER);
+    CHECK_EQUAL(layers.of(mask), 1);  // of one device's layers alone
+    CHECK_EQUAL(layers.of(third), 3);
+    CHECK(b.graph->nodes[1] == mask);
+    layers.sort(b.graph);
+    CHECK(b.graph->nodes[0] == embedded && b.graph->nodes[1] == all_layers);
+    CHECK(b.graph->nodes[b.graph->n_nodes - 1] == third);
+    mesh::note_layers(nullptr, weights, 3);
+}
+
 TEST("layers: a layer that comes round again does not go before what it is computed from") {
     const builder b;
     ggml_tensor * once = b.sum(b.input("x"), b.input("blk.3.bias"), "out-3");

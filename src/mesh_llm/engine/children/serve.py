@@ -352,12 +352,12 @@ def _split(params: Any, spec: EngineSpec, devices: tuple[Device, ...]) -> None:
 
 
 def kept_by_host(*, head_tied: bool, head_on_worker: bool, drafts: bool = False) -> list[str]:
-    """Tensors outside of layers that the engine would give to the last worker.
+    """Tensors outside of layers that the engine would give to the first or the last worker.
 
     `drafts`: a layer on the host drafts from what the output head reads.
     """
-    # Gemma 3n's is used before the first layer, all others after the last one.
-    first = ["altup_proj.weight"]
+    # Gemma 3n and 4 use these before the first layer; all others are used after the last one.
+    first = ["altup_proj.weight", "per_layer_model_proj.weight", "per_layer_proj_norm.weight"]
     head = ["token_embd.weight" if head_tied else "output.weight", "output.bias"]
     norm = ["output_norm.weight"] if drafts else []
     return first if head_on_worker else first + head + norm

@@ -6,16 +6,19 @@ import asyncio
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bench.plan import Plan
 from bench.report import Row, Side, plain_row
 from bench.stats import Target, at_least
 from mesh_llm.bench.rounds import Rounds
+from mesh_llm.errors import MeshError
 from mesh_llm.home import models_folder
 from mesh_llm.models import catalog
 from mesh_llm.results.samples import Sample
+from tests.support import processors
+from tests.support.processors import OtherProcessor
 from tests.support.recovery import AFTER, MOMENTS, VICTIMS, kills, recovering_mesh
 
 TITLE = "Answers that are continued, beside the undisturbed ones"
@@ -41,6 +44,8 @@ class _Way:
     name: str
     drafts: bool = False
     heirs: tuple[str, ...] = ()
+    other: Callable[[], OtherProcessor] | None = None
+    """The heir's processor, where it is another one."""
     victims: Sequence[str] = VICTIMS
     streams: int = 1
     target: Target | None = None
@@ -55,21 +60,32 @@ def _ways() -> tuple[_Way, ...]:
         _Way(name="without drafts", target=at_least(100)),
         _Way(name="three at once", streams=3, share=4),
         _Way(name="heir with two threads", heirs=("--threads", "2"), victims=("host",), share=4),
+        *_other_processors(),
     )
+
+
+def _other_processors() -> Iterator[_Way]:
+    if processors.can_build_avx2():
+        yield _Way(name="heir with AVX2 alone", other=processors.with_avx2, victims=("host",), share=4)
+    engines_own = processors.without_library
+    yield _Way(name="heir with the engine's own CPU code", other=engines_own, victims=("host",), share=4)
 
 
 async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     ways, notes = _ways(), []
     for way in ways:
         budget_s = _QUICK_S if plan.quick else _BUDGET_S
+        other = way.other() if way.other else None
+        code = (_code_note(way.name, other),) if other else ()
         rounds = Rounds(wanted=-(-(plan.count or plan.choose(50, 1)) // way.share), budget_s=budget_s)
         stop = threading.Event()
         try:
-            await asyncio.to_thread(_run, way, rounds, stop)
+            await asyncio.to_thread(_run, way, other, rounds, stop)
         finally:
             # Whoever ends the bench waits for no more than one answer.
             stop.set()
         notes.append(f"{way.name}: {rounds.note()}, each with one kill of every kind")
+        notes += code
     rows = [
         _row(way, victim, moment, tally) for way in ways for (victim, moment), tally in way.tallies.items()
     ]
@@ -85,9 +101,20 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     )
 
 
-def _run(way: _Way, rounds: Rounds, stop: threading.Event) -> None:
+def _code_note(name: str, other: OtherProcessor) -> str:
+    usual, others = processors.features(None), processors.features(other)
+    if usual == others:
+        raise MeshError(f"{name}: it is the CPU code of this machine", hint="leave this way out")
+    return (
+        f"{name}: it computes with {' '.join(others)}; the host that is killed, to which the plan returns "
+        f"each time, and the third node, which never hosts, with {' '.join(usual)}; compared with the "
+        "undisturbed answer of the same plan"
+    )
+
+
+def _run(way: _Way, other: OtherProcessor | None, rounds: Rounds, stop: threading.Event) -> None:
     model = models_folder() / catalog.load().find("smollm2").files[0]
-    with recovering_mesh(model, drafts=way.drafts, heirs=way.heirs, slots=way.streams) as mesh:
+    with recovering_mesh(model, drafts=way.drafts, heirs=way.heirs, other=other, slots=way.streams) as mesh:
         for number in rounds:
             for kill in kills(range(number, number + 1), victims=way.victims, streams=way.streams):
                 if stop.is_set():

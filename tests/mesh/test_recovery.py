@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.recovery import Kill, RecoveringMesh, kills, recovering_mesh
+from tests.support import processors
+from tests.support.recovery import AFTER, Kill, RecoveringMesh, kills, recovering_mesh
 from tests.support.sampling import first
 
 
@@ -48,3 +49,17 @@ def test_killed_twice(mesh: RecoveringMesh, kill: Kill) -> None:
 def test_killed_fifty_times(mesh: RecoveringMesh, number: int) -> None:
     for kill in kills(range(number, number + 1)):
         check(mesh, kill)
+
+
+@pytest.mark.full
+def test_an_heir_with_other_cpu_code_ends_the_answer(smollm2: Path, libraries: dict[str, Path]) -> None:
+    """Its numbers differ, and its words may: here it only has to end."""
+    if "cpu" not in libraries:
+        pytest.skip("the CPU library could not be built")
+    kill = Kill(victim="host", moment="early", questions=(0,), at=5)
+    with recovering_mesh(smollm2, drafts=False, other=processors.without_library()) as mesh:
+        [recovered] = mesh.recovered(kill)
+    assert recovered.was_resumed, f"{kill}: it was over before"
+    assert recovered.outcome.done, recovered
+    assert len(recovered.outcome.pieces) == kill.at + AFTER, recovered
+    assert not recovered.has_same_numbers, recovered

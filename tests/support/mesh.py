@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ class MeshProcesses:
         self._stack = ExitStack()
         self._token = ""
         self._options: dict[str, tuple[str, ...]] = {}
+        self._environments: dict[str, Mapping[str, str]] = {}
         self.nodes: dict[str, NodeProcess] = {}
         """Those that run."""
         self.ids: dict[str, str] = {}
@@ -77,7 +78,8 @@ class MeshProcesses:
         self._token = found[1]
         return node
 
-    def join(self, name: str, *options: str) -> NodeProcess:
+    def join(self, name: str, *options: str, env: Mapping[str, str] | None = None) -> NodeProcess:
+        self._environments[name] = env or {}
         return self._start(name, "--threads", "1", *options, once=("--join", self._token))
 
     def restart(self, name: str) -> NodeProcess:
@@ -88,7 +90,8 @@ class MeshProcesses:
     def _start(self, name: str, *options: str, once: tuple[str, ...] = ()) -> NodeProcess:
         self._options[name] = options
         home = self._folder / name
-        node = NodeProcess("--name", name, *options, *once, home=home, model=self._model)
+        env = self._environments.get(name)
+        node = NodeProcess("--name", name, *options, *once, home=home, model=self._model, env=env)
         self.nodes[name] = self._stack.enter_context(node)
         return node
 
@@ -129,6 +132,11 @@ class MeshProcesses:
         """The pids of all engines that run on these nodes, or on all of them."""
         children = (self._children(name, "mesh_llm.engine.children.serve") for name in names or self.nodes)
         return [child.pid for found in children for child in found]
+
+    def computing(self, name: str) -> list[int]:
+        """The pids of all of a node's children that compute."""
+        lending = self._children(name, "mesh_llm.engine.children.worker")
+        return [*self.engines(name), *(child.pid for child in lending)]
 
     def _children(self, name: str, module: str) -> list[psutil.Process]:
         found = []
@@ -185,18 +193,20 @@ class MeshProcesses:
         on: Collection[str] | None = None,
         among: Collection[str] | None = None,
         above: int = 0,
+        host: str | None = None,
         within_s: float = HEAL_S,
     ) -> Agreed:
         """Wait until all (or those `among` them that are awake) agree on a plan that serves.
 
-        It has stages on exactly `on`, or on all of them, and an epoch above the given one.
+        It has stages on exactly `on`, or on all of them, an epoch above the given one, and the
+        given host, if any.
         """
         members = self.nodes if among is None else among
         wanted = sorted(on if on is not None else members)
 
         def whole() -> Agreed | None:
             agreed = self.agreed(members)
-            if agreed is None or agreed.epoch <= above:
+            if agreed is None or agreed.epoch <= above or host not in (None, agreed.host):
                 return None
             return agreed if sorted({name for name, _, _ in agreed.stages}) == wanted else None
 

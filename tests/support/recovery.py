@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mesh_llm.engine.build import library
 from tests.support.faults import Client, Outcome
 from tests.support.mesh import Agreed, MeshProcesses
 from tests.support.node import NodeProcess, temporary_home
+from tests.support.processors import OtherProcessor, libraries_in
 
 NAMES = ("one", "two", "three")
 VICTIMS = ("worker", "host", "engine")
@@ -123,19 +125,24 @@ class RecoveringMesh:
 
     mesh: MeshProcesses
     drafts: bool
-    _expected: dict[tuple[str, tuple[int, ...]], list[Listener]] = field(default_factory=dict)
+    other: OtherProcessor | None = None
+    """Of the second node, which takes over from the first; the third one never hosts."""
+    _expected: dict[tuple[object, ...], list[Listener]] = field(default_factory=dict)
 
     def whole(self) -> Agreed:
         for name in NAMES:
             if name not in self.mesh.nodes:
                 self.mesh.restart(name)
-        return self.mesh.serving(within_s=WHOLE_S)
+        plan = self.mesh.serving(host=NAMES[0] if self.other else None, within_s=WHOLE_S)
+        self._check_code()
+        return plan
 
-    def undisturbed(self, kill: Kill) -> list[Listener]:
+    def undisturbed(self, kill: Kill, plan: Agreed) -> list[Listener]:
         """The answers to its questions, at least as long as they will be."""
-        key = (kill.moment, kill.questions)
+        # Where processors differ, it matters who computes what.
+        key = (kill.moment, kill.questions, self.other and plan.stages)
         if key not in self._expected:
-            node = self.mesh.nodes[self.whole().host]
+            node = self.mesh.nodes[plan.host]
             tokens = MOMENTS[kill.moment][1] + AFTER
             bodies = [self._body(question, tokens) for question in kill.questions]
             clients = [Listener(node, body, do=lambda: None) for body in bodies]
@@ -148,8 +155,11 @@ class RecoveringMesh:
         return body_of(QUESTIONS[question], tokens, chances=not self.drafts)
 
     def recovered(self, kill: Kill) -> list[Recovered]:
-        expected = self.undisturbed(kill)
-        struck = self._struck(self.whole(), kill)
+        plan = self.whole()
+        expected = self.undisturbed(kill, plan)
+        now = self.whole()
+        assert self.other is None or now.stages == plan.stages, f"{plan} became {now}"
+        struck = self._struck(now, kill)
         return [
             Recovered(
                 outcome=client.outcome,
@@ -172,20 +182,43 @@ class RecoveringMesh:
         finally:
             if lost:
                 self.mesh.kill(lost)
+        if self.other is not None and lost == NAMES[0]:
+            self.mesh.serving(host=NAMES[1], within_s=WHOLE_S)
+            self._check_code()
         return clients
+
+    def _check_code(self) -> None:
+        """Every node computes as its processor would."""
+        if self.other is None:
+            return
+        usual = library("cpu").path.resolve()
+        for name in self.mesh.nodes:
+            expected = self.other.library if name == NAMES[1] else usual
+            pids = self.mesh.computing(name)
+            assert pids, f"nothing computes on {name}"
+            assert libraries_in(pids) == {expected} - {None}, name
 
 
 @contextmanager
 def recovering_mesh(
-    model: Path, *, drafts: bool, heirs: Sequence[str] = (), slots: int = 1
+    model: Path,
+    *,
+    drafts: bool,
+    heirs: Sequence[str] = (),
+    other: OtherProcessor | None = None,
+    slots: int = 1,
 ) -> Iterator[RecoveringMesh]:
-    """`heirs`: how all nodes but the first are started."""
+    """`heirs`: how all nodes but the first are started.
+
+    With `other` the first one always hosts, and its only heir has a processor of that kind.
+    """
     options = ("--parallel", str(slots), *(() if drafts else ("--no-draft",)))
+    hosting = (("--hosting", "prefer"), (), ("--hosting", "never")) if other else ((), (), ())
     with temporary_home() as folder, MeshProcesses(folder, model) as mesh:
-        mesh.create(NAMES[0], "--split", *options)
-        for name in NAMES[1:]:
-            mesh.join(name, *heirs)
-        yield RecoveringMesh(mesh, drafts)
+        mesh.create(NAMES[0], "--split", *options, *hosting[0])
+        mesh.join(NAMES[1], *heirs, *hosting[1], env=other.env if other else None)
+        mesh.join(NAMES[2], *heirs, *hosting[2])
+        yield RecoveringMesh(mesh, drafts, other)
 
 
 def kills(numbers: range, *, victims: Sequence[str] = VICTIMS, streams: int = 1) -> Iterator[Kill]:

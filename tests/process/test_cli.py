@@ -66,6 +66,22 @@ def test_help_and_version_are_quick(option: str) -> None:
     assert min(taken) < QUICK * min(nothing)
 
 
+def test_ctrl_c_before_anything_is_imported_has_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    ended = subprocess.run(
+        [sys.executable, "-c", "from mesh_llm.cli.entry import main; main()", "status"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_version() -> None:
     assert mesh_llm("--version").stdout == (
         f"mesh-llm, version {__version__} (engine xllamacpp {ENGINE_VERSION}, protocol {PROTOCOL_VERSION})\n"

@@ -309,9 +309,10 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def parse_memory(text: str) -> int:
-    """The same of memory: a bare number is rarely meant in bytes."""
+def parse_memory(text: str, *, given: str = "") -> int:
+    """The same of memory: a bare number is rarely meant in bytes. `given`: all that was typed."""
     size = parse_size(text)
     if text.strip().strip("0.") and text.strip()[-1].isdigit() and size < LEAST_MEMORY_BYTES:
-        raise UsageError(f"--max-memory {text} would be {text} bytes", hint=f"did you mean {text.strip()}GB?")
+        given = given or f"--max-memory {text}"
+        raise UsageError(f"{given} would be {text} bytes", hint=f"did you mean {text.strip()}GB?")
     return size

@@ -55,6 +55,23 @@ def read_qr(page: Page) -> str:
     return str(found.text)
 
 
+def test_a_lite_client_shows_no_memory_of_its_own_and_offers_no_invites(
+    browser: Browser, nodes: Lab, node: JoiningNode
+) -> None:
+    client = nodes.start("asker", "--join", node.token(role="client"), "--client", "--console", "0")
+    client.until_ready()
+    try:
+        with visit(browser, console_of(client)) as visited:
+            page = visited.open()
+            expect(page.locator("#mesh-summary")).to_contain_text("1 node and 1 client")
+            expect(page.locator("#memory-track li")).to_have_count(1)
+            expect(page.locator("#invite")).to_be_hidden()
+            expect(page.locator("#invite-link")).to_be_hidden()
+            visited.check()
+    finally:
+        client.stop()
+
+
 def test_an_invite_is_made_copied_scanned_used_and_revoked(page: Page, nodes: Lab, node: JoiningNode) -> None:
     assert "mesh1-" not in page.content(), "nothing secret before it is asked for"
     token = make_invite(page, "client")

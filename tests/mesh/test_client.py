@@ -112,6 +112,7 @@ def test_the_api_without_an_engine_or_a_model(
     ended = mesh_llm("invite", "--home", client.home)
     assert refused(ended) == "a client cannot invite others"
     client.stop()
+    one.until(lambda: "left: client left the mesh" in one.logs(), what="its goodbye is understood")
 
 
 def test_a_client_token_lends_nothing(mesh: tuple[Lab, JoiningNode]) -> None:

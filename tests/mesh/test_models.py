@@ -123,6 +123,8 @@ def test_a_model_is_unloaded_and_loaded_again_beside_one_that_answers(served: Se
     assert last == "[DONE]"
     served.until_serving("tiny", "coder")
     assert text_of(served.client, "coder") == text
+    again = mesh_llm("load", "coder", *options, "--home", served.owner.home)
+    assert again.stdout == "coder is served already, as you ask for it\n"
     taken = mesh_llm("load", "coder", "--alias", "tiny", "--home", served.owner.home)
     assert "the mesh serves another model as tiny" in taken.stderr
     told = served.client.ask("/props?model=coder").json()["default_generation_settings"]["params"]

@@ -66,6 +66,22 @@ def test_help_and_version_are_quick(option: str) -> None:
     assert min(taken) < QUICK * min(nothing)
 
 
+def test_ctrl_c_before_anything_is_imported_has_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    ended = subprocess.run(
+        [sys.executable, "-c", "from mesh_llm.cli.entry import main; main()", "status"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
 def test_version() -> None:
     assert mesh_llm("--version").stdout == (
         f"mesh-llm, version {__version__} (engine xllamacpp {ENGINE_VERSION}, protocol {PROTOCOL_VERSION})\n"
@@ -105,23 +121,27 @@ def test_help_lists_the_verbs_and_the_defaults() -> None:
     assert "(default: the mesh's model when joining one, smollm2 otherwise)" in words
 
 
+LISTED = "mesh-llm --help lists commands and options"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "verb"),
     [
-        (["--no-such-option"], "No such option '--no-such-option'."),
-        (["no-such-verb"], "No such command 'no-such-verb'."),
-        (["--port", "many"], "Invalid value for '--port': 'many' is not a valid integer."),
-        (["--cache-type-k", "q9"], "Invalid value for '--cache-type-k': 'q9' is not one of "),
-        (["engine"], None),
-        (["engine", "destroy"], "No such command 'destroy'."),
-        (["invite", "--role", "king"], "Invalid value for '--role': 'king' is not one of "),
-        (["invite", "--uses", "0"], "Invalid value for '--uses': 0 is not in the range x>=1."),
-        (["promote"], "Missing argument 'NAME'."),
-        (["download", "a", "b"], "Got unexpected extra argument (b)"),
-        (["--port", "0", "status"], "--port comes before status; options go after the command"),
+        (["--no-such-option"], "No such option '--no-such-option'.", ""),
+        (["no-such-verb"], "No such command 'no-such-verb'.", ""),
+        (["--port", "many"], "Invalid value for '--port': 'many' is not a valid integer.", ""),
+        (["--cache-type-k", "q9"], "Invalid value for '--cache-type-k': 'q9' is not one of ", ""),
+        (["engine"], None, ""),
+        (["engine", "destroy"], "No such command 'destroy'.", "engine"),
+        (["invite", "--role", "king"], "Invalid value for '--role': 'king' is not one of ", "invite"),
+        (["invite", "--uses", "0"], "Invalid value for '--uses': 0 is not in the range x>=1.", "invite"),
+        (["promote"], "Missing argument 'NAME'.", "promote"),
+        (["download", "a", "b"], "Got unexpected extra argument (b)", "download"),
+        (["bench", "transport", "--quick"], "No such option '--quick'.", "bench transport"),
+        (["--port", "0", "status"], "--port comes before status; options go after the command", ""),
     ],
 )
-def test_wrong_usage_ends_with_2(arguments: list[str], message: str | None) -> None:
+def test_wrong_usage_ends_with_2(arguments: list[str], message: str | None, verb: str) -> None:
     ended = mesh_llm(*arguments)
 
     assert ended.status == 2
@@ -129,7 +149,8 @@ def test_wrong_usage_ends_with_2(arguments: list[str], message: str | None) -> N
     assert "Traceback" not in ended.stderr
     if message is not None:
         assert ended.stderr.startswith(f"Error: {message}")
-        assert ended.stderr.endswith("Hint: mesh-llm --help lists commands and options\n")
+        usual = f"mesh-llm {verb} --help lists what it takes" if verb else LISTED
+        assert ended.stderr.endswith(f"Hint: {usual}\n")
 
 
 def test_download_lists_what_there_is(smollm2: Path, tmp_path: Path) -> None:
@@ -182,6 +203,7 @@ def test_engine_info(libraries: dict[str, Path]) -> None:
     assert Path(document["wheel"]).is_file()
     cpu = next(device for device in document["devices"] if device["kind"] == "cpu")
     assert 0 < cpu["free_bytes"] <= cpu["total_bytes"]
+    assert f", {cpu['total_bytes'] / 1e9:.1f} GB\n" in table.stdout.replace(" \n", "\n")
     assert document["cpu_features"]
     for name, path in libraries.items():
         assert document["libraries"][name] == {"native": True, "path": str(path), "prebuilt": False}

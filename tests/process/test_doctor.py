@@ -131,7 +131,7 @@ def test_a_healthy_machine_has_nothing_broken(libraries: dict[str, Path], home: 
     checked = {each["check"] for each in document["findings"]}
     # Clocks are those of other nodes.
     assert checked == set(NAMES) - {"clocks"}
-    assert "1 files as their hashes say" in ended.stdout
+    assert "1 file as its hash says" in ended.stdout
     assert report.stat().st_mode & 0o777 == 0o600
     assert "a-secret-of-mine" not in report.read_text()
 

@@ -121,10 +121,12 @@ def test_a_line_before_stock_rpc_delays_what_computes_and_tells_each_command() -
             [*COMMAND, "127.0.0.1:0", where, "--rpc", "--delay", "300,0"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         ) as process,
     ):
         assert process.stdout is not None
+        assert process.stderr is not None
         try:
             here, port = process.stdout.readline().split()[0].removeprefix("tcp:").split(":")
             with socket.create_connection((here, int(port)), timeout=WAIT_S) as end:
@@ -137,6 +139,8 @@ def test_a_line_before_stock_rpc_delays_what_computes_and_tells_each_command() -
         finally:
             process.send_signal(signal.SIGINT)
         told = process.stdout.read()
+        # It has a standard input that says nothing.
+        assert process.stderr.read() == ""
         assert process.wait(WAIT_S) == 0
 
     assert "3 commands, 1 of them computed" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -18,6 +19,10 @@ import psutil
 import pytest
 
 from mesh_llm import __version__
+from mesh_llm.config import NodeConfig
+from mesh_llm.gateway.server import Gateway
+from mesh_llm.node.node import Node
+from mesh_llm.types import Event
 from tests.support.command import mesh_llm
 from tests.support.node import ENDLESS, SKY, SMALL, NodeProcess, ask, temporary_home
 from tests.support.questions import ABOUT_SKY
@@ -426,6 +431,23 @@ def test_status_and_health_answer_while_the_model_loads(home: Path, slow_model: 
         assert chat.headers["Retry-After"] == "1"
         node.signal(signal.SIGINT)
         assert node.wait().status == 130
+
+
+async def test_a_node_that_has_no_network_yet_stops_without_a_word(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def takes_long(gateway: Gateway) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Gateway, "start", takes_long)
+    told: list[Event] = []
+    config = NodeConfig(home=home, port=0, bind_ip="127.0.0.1", no_relay=True)
+    node = Node(config, tell=told.append, progress=lambda _: None)
+    node.stop()
+
+    await node.run()
+
+    assert told == []
 
 
 def test_stop_returns_when_the_node_is_gone(home: Path, smollm2: Path) -> None:

@@ -334,6 +334,31 @@ async def test_a_child_that_reads_no_input_is_told_by_its_status() -> None:
     assert finished.status == 7
 
 
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({}, f"{process.SPIN_COUNT} None"),
+        ({"GOMP_SPINCOUNT": "7"}, "7 None"),
+        ({"OMP_WAIT_POLICY": "active"}, "None active"),
+    ],
+    ids=["nothing", "a count", "a policy"],
+)
+async def test_waiting_threads_soon_sleep_unless_somebody_has_set_how_they_wait(
+    given: dict[str, str], seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    finished = await run(
+        python("import os; e = os.environ.get; print(e('GOMP_SPINCOUNT'), e('OMP_WAIT_POLICY'))"),
+        timeout_s=WAIT_S,
+    )
+
+    assert finished.output == (seen,)
+
+
 # -- what goes wrong ------------------------------------------------------------------------------
 
 

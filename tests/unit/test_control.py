@@ -43,8 +43,21 @@ def test_nodes_on_other_homes_are_named(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("MESH_LLM_HOME", raising=False)
     monkeypatch.setattr(control, "home_path", lambda given: given or home / "usual")
     other = Home(home / "a folder")
+    monkeypatch.setattr(control, "demo_home", lambda: home / "demo")
     monkeypatch.setattr(control, "noted_homes", lambda: [other, Home(home / "killed")])
     with node_on(other.path):
         assert control._instead(Home(home / "usual")) == f"these run: --home '{other.path}'"
         assert control._instead(Home(home / "named")) == "start one with mesh-llm, or give its --home"
     assert control._instead(Home(home / "usual")) == "start one with mesh-llm, or give its --home"
+
+
+def test_who_stops_or_asks_where_only_the_demo_runs_is_told_how(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MESH_LLM_HOME", raising=False)
+    monkeypatch.setattr(control, "home_path", lambda given: given or home / "usual")
+    monkeypatch.setattr(control, "demo_home", lambda: home / "demo")
+    with node_on(home / "demo"):
+        assert control._instead(Home(home / "usual")) == (
+            f"the demo runs: mesh-llm demo stop ends it; --home {home / 'demo'} asks it"
+        )

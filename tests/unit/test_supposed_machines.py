@@ -64,6 +64,7 @@ def test_what_is_assumed_is_said_with_its_range() -> None:
         ("", None, "--with takes 1 to 64 machines"),
         ("here", None, "--with takes 1 to 64 machines"),
         ("a=1GB,a=2GB", None, "--with names a twice"),
+        ("a=24:cuda", None, "--with a=24 would be 24 bytes"),
         ("a=1GB", "fast", "--link fast is not a round trip"),
         ("a=1GB", "1000s", "--link 1000s is not a round trip"),
         (None, "1ms", "--link needs --with"),

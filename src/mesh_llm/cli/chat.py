@@ -329,7 +329,7 @@ def _obey(conversation: Conversation, names: Sequence[str], word: str, rest: str
             conversation.model = served(rest.strip() or None, names)
             said = f"Asking {conversation.model or names[0]}"
         except MeshError as error:
-            said = f"{error.message}: {error.hint}"
+            said = f"{error.message}; {error.hint}"
     else:
         said = _HELP
     click.echo(_dim(said), err=True)

@@ -90,6 +90,9 @@ def _instead(home: Home) -> str:
     # Who names a home means that one.
     if home.path != Home(home_path(None)).path or "MESH_LLM_HOME" in os.environ:
         return usual
+    demo = Home(demo_home())
+    if answers(demo):
+        return f"the demo runs: mesh-llm demo stop ends it; --home {shlex.quote(str(demo.path))} asks it"
     others = [str(other.path) for other in noted_homes() if answers(other)][:_NAMED]
     return f"these run: --home {' or --home '.join(map(shlex.quote, others))}" if others else usual
 

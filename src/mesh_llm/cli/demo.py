@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -160,18 +162,25 @@ async def _demo(spec: ClusterSpec, output: Output, *, stay: bool, as_json: bool)
 
 def _next_words(*, stay: bool) -> str:
     """What to type now."""
+    command = _command()
     if stay:
         return (
             "Still serving; Ctrl-C ends it. In another terminal:\n"
-            "  mesh-llm chat        talk to it\n"
-            "  mesh-llm status      see which node has what"
+            f"  {command} chat        talk to it\n"
+            f"  {command} status      see which node has what"
         )
     return (
         "That was the demo. Next:\n"
-        f"  mesh-llm run {DEFAULT_MODEL}    serve it, and print the token for your other machines\n"
-        "  mesh-llm chat           talk to it, in another terminal\n"
-        "  mesh-llm download       larger models, and which of them fit here"
+        f"  {command} run {DEFAULT_MODEL}    serve it, and print the token for your other machines\n"
+        f"  {command} chat           talk to it, in another terminal\n"
+        f"  {command} download       larger models, and which of them fit here"
     )
+
+
+def _command() -> str:
+    """As it can be typed: in a clone it is not on the PATH."""
+    typed = sys.argv[0]
+    return typed if shutil.which("mesh-llm") is None and Path(typed).name == "mesh-llm" else "mesh-llm"
 
 
 async def _ask(mesh: Cluster, began: float, *, echo: bool) -> DemoAnswer:
@@ -187,7 +196,7 @@ async def _ask(mesh: Cluster, began: float, *, echo: bool) -> DemoAnswer:
         "stream": True,
         "timings_per_token": True,
     }
-    text, first_token_s = "", 0.0
+    text, first_token_s, is_cut = "", 0.0, False
     timings: dict[str, float] = {}
     url = (await mesh.status())["api"]["url"]
     async with (
@@ -203,10 +212,11 @@ async def _ask(mesh: Cluster, began: float, *, echo: bool) -> DemoAnswer:
                 first_token_s = time.monotonic() - began
             text += piece
             timings = chunk.get("timings", timings)
+            is_cut = is_cut or _is_cut(chunk)
             if echo:
                 click.echo(piece, nl=False)
     if echo:
-        click.echo("\n")
+        click.echo(" …\n" if is_cut else "\n")
     return DemoAnswer(
         text=text,
         prompt_tok_s=timings.get("prompt_per_second", 0.0),
@@ -226,6 +236,11 @@ def _chunk(line: bytes) -> dict[str, Any]:
 def _piece(chunk: dict[str, Any]) -> str:
     choices = chunk.get("choices") or [{}]
     return choices[0].get("delta", {}).get("content") or ""
+
+
+def _is_cut(chunk: dict[str, Any]) -> bool:
+    """The answer ends because it may have no more tokens."""
+    return any(choice.get("finish_reason") == "length" for choice in chunk.get("choices") or ())
 
 
 def _show(document: dict[str, Any], answer: DemoAnswer, *, as_json: bool) -> None:

@@ -44,10 +44,7 @@ def info(as_json: bool, debug: bool) -> None:
     rows = [("engine", f"{document['version']} (llama.cpp build {document['build']})")]
     rows.append(("wheel", document["wheel"]))
     for device in document["devices"]:
-        free, total = device["free_bytes"] / 1e9, device["total_bytes"] / 1e9
-        rows.append(
-            ("device", f"{device['name']}: {device['description']}, {free:.1f} of {total:.1f} GB free")
-        )
+        rows.append(("device", f"{device['name']}: {device['description']}, {machine.memory_text(device)}"))
         if speed := device["speed"]:
             read, flops, attention = (
                 speed[name] / 1e9 for name in ("read_bytes_per_s", "flops_per_s", "attention_per_s")

@@ -15,9 +15,13 @@ HELP_COLUMNS = 80
 def main() -> None:
     if sys.argv[1:] in (["--help"], ["-h"], ["help"]) and _columns() >= HELP_COLUMNS:
         _show(HELP.read_text("utf-8"))
-    from mesh_llm.cli.main import main
+    try:
+        from mesh_llm.cli.main import main
 
-    main()
+        main()
+    except KeyboardInterrupt:
+        # Within an import: `main` itself knows how to end.
+        sys.exit(130)
 
 
 def _show(text: str) -> NoReturn:

@@ -99,7 +99,8 @@ def chaos(
         )
     file = log_file or Path(tempfile.mkstemp(prefix="mesh-llm-chaos-", suffix=".log")[1])
     facts = Facts()
-    click.echo(f"{len(asked.faults)} faults in {asked.minutes:g} minutes, and two more around them", err=True)
+    time = "1 minute" if asked.minutes == 1 else f"{asked.minutes:g} minutes"
+    click.echo(f"{len(asked.faults)} faults in {time}, and two more around them", err=True)
     found = _run(asked, file)
     findings = oracles.judge(found)
     document = report.document(found, findings, asyncio.run(_facts(asked, facts)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -142,12 +144,14 @@ async def _run(
 
 async def _obey(lines: Lines, ways: BothWays, *, as_json: bool) -> None:
     """Commands, until there are none; the line stays."""
+    if not _can_speak(sys.stdin):
+        return
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     try:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     except (ValueError, OSError):
-        # A file, /dev/null or nothing: nobody will type.
+        # A file: nobody will type.
         return
     while line := await reader.readline():
         words = line.decode(errors="replace").split()
@@ -164,6 +168,14 @@ async def _obey(lines: Lines, ways: BothWays, *, as_json: bool) -> None:
             continue
         await lines.set(0, there=ways.there, back=ways.back)
         _say(ways.document() if as_json else ways.text())
+
+
+def _can_speak(stdin: TextIO | None) -> bool:
+    """asyncio waits for any device; `/dev/null`, of a job in the background, is none to wait for."""
+    try:
+        return stdin is not None and (stdin.isatty() or not stat.S_ISCHR(os.fstat(stdin.fileno()).st_mode))
+    except (ValueError, OSError):
+        return False
 
 
 def _say(document: dict[str, Any] | str) -> None:

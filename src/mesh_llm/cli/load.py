@@ -66,6 +66,8 @@ def load(name: str, on_demand: bool, idle: str | None, pinned: bool, as_json: bo
         )
     elif on_demand:
         click.echo(f"{answer['model']} is at hand: it is loaded when somebody asks for it")
+    elif not answer.get("changed", True):
+        click.echo(f"{answer['model']} is served already, as you ask for it")
     else:
         click.echo(f"{answer['model']} is being loaded; mesh-llm status shows how far it is")
 

@@ -6,13 +6,14 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 
+from mesh_llm.cli.control import running_home
 from mesh_llm.cli.options import debug_option, home_option, home_path, json_option
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
@@ -43,10 +44,12 @@ def logs(
 
     Requests have a log of their own, access. Each is kept up to a size, and the two before it.
     """
+    names = tuple(dict.fromkeys(names or USUAL))
     folder = Home(home_path(home)).log_folder
-    chosen = {name: folder / f"{name}.log" for name in dict.fromkeys(names or USUAL)}
-    # A command that failed before it was a node leaves an empty one.
-    if not follow and not any(path.exists() and path.stat().st_size for path in chosen.values()):
+    if not _written(chosen := _files(folder, names)):
+        folder = running_home(home).log_folder
+        chosen = _files(folder, names)
+    if not follow and not _written(chosen):
         raise MeshError(f"there is no log in {folder}", hint="start a node with mesh-llm, or give its --home")
     shown = _Shown(as_json=as_json, titled=len(chosen) > 1)
     with ExitStack() as stack:
@@ -59,6 +62,15 @@ def logs(
             for name, tail in tails.items():
                 shown.lines(name, tail.new())
             time.sleep(FOLLOW_S)
+
+
+def _files(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    return {name: folder / f"{name}.log" for name in names}
+
+
+def _written(files: Mapping[str, Path]) -> bool:
+    # A command that failed before it was a node leaves an empty one.
+    return any(path.exists() and path.stat().st_size for path in files.values())
 
 
 class _Shown:

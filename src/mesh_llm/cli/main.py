@@ -153,6 +153,8 @@ def explained(error: click.ClickException) -> tuple[str, str]:
     """Its sentence, and what to type instead as far as that can be told."""
     message, usual = error.format_message(), "mesh-llm --help lists commands and options"
     ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is not None and ctx.parent is not None:
+        usual = f"{ctx.command_path} --help lists what it takes"
     unknown = re.match(r"No such command '(.+?)'\.", message)
     extra = re.match(r"Got unexpected extra argument \((.+)\)$", message)
     if ctx is not None and extra and (meant := meant_with(ctx.command.name, extra[1])):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mesh_llm.config import parse_size
+from mesh_llm.config import parse_memory, parse_size
 from mesh_llm.errors import UsageError
 from mesh_llm.frozen import frozen
 from mesh_llm.planning.supposed_machines import KINDS, SupposedMachine
@@ -57,9 +57,11 @@ def _machine(text: str) -> SupposedMachine:
         )
     return SupposedMachine(
         name=parts["name"],
-        bytes=parse_size(parts["size"]),
+        bytes=parse_memory(parts["size"], given=f"--with {parts['name']}={parts['size']}"),
         kind=kind,
-        main_bytes=parse_size(parts["main"]) if parts["main"] else 0,
+        main_bytes=parse_memory(parts["main"], given=f"--with {text}: {parts['main']}")
+        if parts["main"]
+        else 0,
         read_bytes_per_s=max(1e6, parse_size(parts["speed"])) if parts["speed"] else None,
     )
 

@@ -172,8 +172,7 @@ async def engine(context: CheckContext) -> list[Finding]:
         names = ", ".join(f"ggml-{name}" for name in built.libraries)
         found.append(ok(f"native libraries {names}: {' '.join(described['cpu_features'])}"))
     for device in described["devices"]:
-        free, total = device["free_bytes"] / 1e9, device["total_bytes"] / 1e9
-        found.append(ok(f"{device['name']}: {device['description']}, {free:.1f} of {total:.1f} GB free"))
+        found.append(ok(f"{device['name']}: {device['description']}, {this_machine.memory_text(device)}"))
     return found
 
 

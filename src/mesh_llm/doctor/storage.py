@@ -147,7 +147,9 @@ async def models(context: CheckContext) -> list[Finding]:
     hashed, unhashed, differing = await in_thread(lambda: _compared(whole))
     problems += differing
     rest = f"; for {unhashed} more there was no time: sha256sum -c FILE.sha256" if unhashed else ""
-    return [*problems, ok(f"{len(whole)} models on this disk, {hashed} files as their hashes say{rest}")]
+    models = f"{len(whole)} {'model' if len(whole) == 1 else 'models'} on this disk"
+    files = "1 file as its hash says" if hashed == 1 else f"{hashed} files as their hashes say"
+    return [*problems, ok(f"{models}, {files}{rest}")]
 
 
 def _shard_missing(model: LocalModel) -> Finding:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -72,6 +74,12 @@ def _cgroup_cores() -> int | None:
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):
         return None
+
+
+def memory_text(device: Mapping[str, Any]) -> str:
+    """Of a device as `describe` tells it. ggml calls all of main memory free, whoever has it."""
+    free, total = device["free_bytes"] / 1e9, device["total_bytes"] / 1e9
+    return f"{total:.1f} GB" if device["kind"] == "cpu" else f"{free:.1f} of {total:.1f} GB free"
 
 
 def available_memory() -> int:

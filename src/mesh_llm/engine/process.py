@@ -45,6 +45,14 @@ LineSink = Callable[[str], None]
 WITHHELD = frozenset({"MESH_LLM_JOIN", "MESH_LLM_API_KEY", "MESH_LLM_RELAY_TOKEN"})
 """Variables with secrets: for the node, and not for compilers, pip and engines that it starts."""
 
+SPIN_COUNT = "1000"
+"""How often a waiting thread of libgomp looks before it sleeps; 300,000 times unless it is told.
+
+Where another program kept one of two cores busy, a token of a small model took 3.1 s with that, 41 ms with
+this; where nothing else ran, 16 and 17 ms.
+"""
+_SPIN_VARIABLE, _WAIT_POLICY_VARIABLE = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
+
 
 class Child:
     """A running child and what it said. Made by `spawn` alone."""
@@ -178,7 +186,11 @@ async def _started(
 
 
 def _inherited() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in WITHHELD}
+    environment = {name: value for name, value in os.environ.items() if name not in WITHHELD}
+    # libgomp prefers the count to the policy: whoever has set either knows what they want.
+    if _WAIT_POLICY_VARIABLE not in environment:
+        environment.setdefault(_SPIN_VARIABLE, SPIN_COUNT)
+    return environment
 
 
 async def _end(child: Child, process: asyncio.subprocess.Process, readers: list[asyncio.Task[None]]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mesh_llm.config import NodeConfig
 from mesh_llm.frozen import frozen
+from mesh_llm.local.model_files import file_stem
 from mesh_llm.mesh_settings import SideFile
 from mesh_llm.types import ModelFacts
 
@@ -45,7 +46,7 @@ def described(config: NodeConfig, facts: ModelFacts) -> str:
     """A model in a line, for the person who started the node."""
     can = modalities(config, facts)
     parts = [
-        f"Model {facts.name}: {facts.quantisation}, {facts.weight_bytes / 1e9:.1f} GB, "
+        f"Model {file_stem(facts)}: {facts.quantisation}, {_size(facts.weight_bytes)}, "
         f"{len(facts.layers)} layers, context {facts.context_trained}"
     ]
     if can.rerank:
@@ -55,6 +56,10 @@ def described(config: NodeConfig, facts: ModelFacts) -> str:
     if can.found and can.projector is not None:
         parts.append(f"with {can.projector.name} beside it (--mmproj none leaves it out)")
     return ", ".join(parts)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 
 def held_bytes(config: NodeConfig, facts: ModelFacts | None, projector: SideFile | None = None) -> int:

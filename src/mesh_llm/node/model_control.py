@@ -136,7 +136,7 @@ class ModelControl:
                 f"{model.alias} is the default model of the mesh",
                 hint="mesh-llm use NAME makes another one the default"
                 if settings.others
-                else "mesh-llm stop",
+                else "it is the only one: mesh-llm load serves another, mesh-llm stop ends the node",
             )
         self._set(lambda settings: without(settings, model))
         self._say(f"{model.alias} is no longer served")
@@ -209,8 +209,10 @@ class ModelControl:
             )
         if config.alias is not None:
             _check_alias(settings, config.alias, but=model)
-        self._set(lambda settings: with_options(settings, model, changes))
-        return {"model": own.alias, "downloading": False}
+        is_changed = with_options(settings, model, changes) != settings
+        if is_changed:
+            self._set(lambda settings: with_options(settings, model, changes))
+        return {"model": own.alias, "downloading": False, "changed": is_changed}
 
     async def _asked_of(self, model: ModelSettings, config: NodeConfig) -> ModelSettings:
         """A served model with what is asked of it; files are read where that takes them."""

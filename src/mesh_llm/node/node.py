@@ -454,8 +454,9 @@ class Node:
 
     async def _drain(self) -> None:
         self.state.change(State.DRAINING, "the node is stopping")
-        hosting = [service.hosting for service in self.models.every()]
-        await drain(self.mesh, hosting, self.lending, self._gateway)
+        if self.mesh.has_network:
+            hosting = [service.hosting for service in self.models.every()]
+            await drain(self.mesh, hosting, self.lending, self._gateway)
         if self._leave:
             self.joining.forget()
 

@@ -36,6 +36,11 @@ class Members:
         self._expelled: set[NodeId] = set()
 
     @property
+    def has_network(self) -> bool:
+        """Before, it can neither sign what this node says nor tell anybody."""
+        return self._trust.network is not None
+
+    @property
     def members(self) -> tuple[Member, ...]:
         return self._view.members
 

@@ -84,6 +84,8 @@ class Mesh(Members):
         """By how they ended: the other one `left`, this node `closed` it, or it was `lost`."""
         self.own_machine = OwnMachine(self)
         self.paths = Paths(self, self.own_machine)
+        self.met: dict[NodeId, bool] = {}
+        """Whoever was connected since this node started, the last few thousand: whether it said goodbye."""
         self.on_refused = on_refused
         self._on_change = on_change
         self._network: Network | None = None
@@ -96,8 +98,6 @@ class Mesh(Members):
             "forwarded": self._forwarding.serve_end,
         }
         self._dialling: dict[NodeId, asyncio.Task[None]] = {}
-        self._met: dict[NodeId, None] = {}
-        """Whoever was connected since this node started, the last few thousand."""
         self._links_told = 0.0
         self._partners: set[NodeId] = set()
 
@@ -195,10 +195,10 @@ class Mesh(Members):
 
     def on_peer(self, peer: Peer) -> None:
         log.info("peer up node=%s role=%s", peer.id[:8], peer.role)
-        self.connections["again" if peer.id in self._met else "new"] += 1
-        self._met[peer.id] = None
-        if len(self._met) > MEMBER_KNOWN_LIMIT:
-            del self._met[next(iter(self._met))]
+        self.connections["again" if peer.id in self.met else "new"] += 1
+        self.met[peer.id] = False
+        if len(self.met) > MEMBER_KNOWN_LIMIT:
+            del self.met[next(iter(self.met))]
         self._expelled.discard(peer.id)
         on_peer = self._view.on_visitor if peer.role is Role.CLIENT else self._view.on_connected
         self._perform(on_peer(peer.id, _now()))
@@ -208,6 +208,8 @@ class Mesh(Members):
     def on_lost(self, peer: Peer, reason: str) -> None:
         log.info("peer lost node=%s: %s", peer.id[:8], reason)
         self.disconnections["left" if peer.left else "closed" if peer.ended_here else "lost"] += 1
+        if peer.id in self.met:
+            self.met[peer.id] = peer.left
         if peer.left:
             # Its last message may not have made it out; that it stopped is what counts.
             self._perform(self._view.on_left(peer.id, _now()))

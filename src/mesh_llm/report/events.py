@@ -52,7 +52,8 @@ def _departure(mesh: Mesh, node: NodeId, name: str) -> Event:
     if node in mesh.expelled:
         return Event(kind="expelled", text=f"{name} was expelled: its invite was revoked")
     member = mesh.member(node)
-    if member is not None and member.standing is Standing.LEFT:
+    # Of a lite client nothing is remembered but its goodbye.
+    if mesh.met.get(node) or (member is not None and member.standing is Standing.LEFT):
         return Event(kind="left", text=f"{name} left the mesh")
     return Event(kind="lost", text=f"{name} was lost: it no longer answers")
 

@@ -181,6 +181,13 @@ def ordered(view: NodeView) -> list[Member]:
     return sorted(listed, key=lambda member: member.facts.role is Role.CLIENT)
 
 
+def _before_it_is_told(view: NodeView, member: Member) -> int:
+    """What this node will lend, until it has been measured; a lite client lends nothing."""
+    if member.id != view.id or member.facts.role is Role.CLIENT:
+        return 0
+    return machine.available_memory()
+
+
 def _role(view: NodeView, member: NodeId) -> str:
     """By the plans of all models: one that hosts any of them is a host."""
     found = view.mesh.member(member)
@@ -211,7 +218,7 @@ def _member(view: NodeView, member: Member, about: ServingStatus) -> MemberStatu
         paused=facts.paused,
         version=facts.version,
         standing=member.standing,
-        memory_bytes=facts.memory_bytes or (machine.available_memory() if member.id == view.id else 0),
+        memory_bytes=facts.memory_bytes or _before_it_is_told(view, member),
         lent_bytes=_lent(view, member),
         devices=_devices(facts),
         models=tuple(model.name for model in facts.models if model.fingerprint not in _side_files(view)),

@@ -72,6 +72,8 @@ function drawNode(status) {
   badge.title = node.reason ?? "";
   show(find("node-unload"), node.role !== "client" && !node.resting);
   show(find("node-load"), node.resting);
+  // A lite client may not let others in.
+  for (const id of ["invite", "invite-link"]) show(find(id), node.role !== "client");
   const url = (status.api?.url ?? "").replace("//127.0.0.1:", "//localhost:");
   say(find("api-url"), url);
   attribute(find("chat-link"), "href", url);

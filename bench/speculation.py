@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,19 @@ from mesh_llm.defaults import DRAFT_MAX, GUESS_TEXT_MAX, MTP_DRAFT_MAX
 from mesh_llm.engine import build
 from mesh_llm.engine.spec import DraftSpec, StatesSpec
 from mesh_llm.errors import MeshError
+from mesh_llm.lab.split import SplitPlan
 from mesh_llm.planning.fit import CHECKPOINTS
 from tests.support import stepping_models, tiny_gguf
 from tests.support.engine_lab import engine_lab
 from tests.support.split import token_ids
+from tests.support.stepping_models import NEVER
 
 TITLE = "Guessing ahead: 3 workers, 20 ms one way, against the same without guesses"
 
 DELAY_S, WORKERS = 0.020, 3
 _TOKENS = 128
 NONE, TEXT, OWN, RANDOM, BOTH = "none", "text", "own draft", "random draft", "own draft and text"
-HEAD = "MTP head"
+MTP, EAGLE3 = "MTP head", "EAGLE3 head"
 _HEAD_DELAY_S, _HEAD_WORKERS = 0.010, 2
 _HEAD_SIZES: dict[str, Any] = {
     "block_count": 12,
@@ -45,7 +48,11 @@ _HEAD_SIZES: dict[str, Any] = {
     "ssm.inner_size": 512,
     "ssm.time_step_rank": 8,
 }
-"""Of a generated Qwen3.5, large enough that its head is a small part of it."""
+"""Of a generated model, large enough that its head is a small part of it."""
+_READ_LAYERS = (2, 6, 9)
+"""What an EAGLE3 head reads of these, as real ones do: early, in the middle, and three before the end."""
+_LAST_LAYERS = (1, 2)
+"""Those that workers can have beside it: the host computes what it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,32 +117,57 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
                     ratio_row(f"{task.name}: {name}", speeds(seen, decode_speed, name, NONE), target)
                     for name, target in task.targets
                 ]
-        for right in (True, False):
-            found, note = await _heads(plan, folder, right=right)
+        for kind, right in product((MTP, EAGLE3), (True, False)):
+            found, note = await _heads(plan, folder, kind, right=right)
             rows += found
             notes.append(note)
     return tuple(rows), (*notes, *_NOTES)
 
 
-async def _heads(plan: Plan, folder: Path, *, right: bool) -> tuple[list[Row], str]:
-    """A generated model with a head for further tokens that is always right, or always wrong."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headed:
+    """A generated model whose next token is known, with a head for further ones."""
+
+    alone: SplitPlan
+    split: SplitPlan
+    draft: DraftSpec
+
+
+async def _heads(plan: Plan, folder: Path, kind: str, *, right: bool) -> tuple[list[Row], str]:
+    """One whose head is always right, or always wrong."""
+    headed = await (_with_mtp if kind == MTP else _with_eagle3)(folder, right=right)
+    name, rows, notes = f"{kind}, always {'right' if right else 'wrong'}", [], []
+    for where, one in (("alone", headed.alone), ("2 workers, 10 ms", headed.split)):
+        setups = {NONE: Setup(plan=one), kind: Setup(plan=replace(one, draft=headed.draft))}
+        task = Task(name=name, prompt=[*token_ids(64), 20], targets=((kind, None),))
+        async with running(setups) as (sides, asker):
+            rounds = plan.rounds(full=12, quick=5, full_s=120.0, quick_s=40.0)
+            seen = await _in_turns(asker, sides, task, rounds)
+        target = at_least(1.5 if right and one.workers else 0.97)
+        rows.append(ratio_row(f"{name}: {where}", speeds(seen, decode_speed, kind, NONE), target))
+        notes.append(f"{name}, {where}: {rounds.note()}; {_agreement(seen)}; {_accepted(seen)}")
+    return rows, "; ".join(notes)
+
+
+async def _with_mtp(folder: Path, *, right: bool) -> Headed:
     with engine_lab(build.at_hand().libraries, folder) as lab:
         model = stepping_models.write_with_head(lab, "qwen35", right=right, sizes=_HEAD_SIZES).path
     base = replace(await base_plan(model), context=1024)
     draft = DraftSpec(head_depth=MTP_DRAFT_MAX, head_layer=len(base.facts.layers) - 1, needs_states=True)
     states = StatesSpec(checkpoints=CHECKPOINTS)
     split = replace(over(base, _HEAD_WORKERS, delay_s=_HEAD_DELAY_S).plan, states=states)
-    name, rows, notes = f"MTP head, always {'right' if right else 'wrong'}", [], []
-    for where, one in (("alone", base), ("2 workers, 10 ms", split)):
-        setups = {NONE: Setup(plan=one), HEAD: Setup(plan=replace(one, draft=draft))}
-        task = Task(name=name, prompt=[*token_ids(64), 20], targets=((HEAD, None),))
-        async with running(setups) as (sides, asker):
-            rounds = plan.rounds(full=12, quick=5, full_s=120.0, quick_s=40.0)
-            seen = await _in_turns(asker, sides, task, rounds)
-        target = at_least(1.5 if right and one.workers else 0.97)
-        rows.append(ratio_row(f"{name}: {where}", speeds(seen, decode_speed, HEAD, NONE), target))
-        notes.append(f"{name}, {where}: {rounds.note()}; {_agreement(seen)}; {_accepted(seen)}")
-    return rows, "; ".join(notes)
+    return Headed(alone=base, split=split, draft=draft)
+
+
+async def _with_eagle3(folder: Path, *, right: bool) -> Headed:
+    layers = {"target_layers": list(_READ_LAYERS)}
+    with engine_lab(build.at_hand().libraries, folder) as lab:
+        model = stepping_models.write(lab, "llama", period=NEVER, sizes=_HEAD_SIZES).path
+        head = stepping_models.write_eagle3(lab, right=right, sizes=_HEAD_SIZES, metadata=layers).path
+    base = replace(await base_plan(model), context=1024)
+    draft = DraftSpec(model=str(head), model_depth=DRAFT_MAX, reads_layers=True)
+    split = replace(base, workers=_LAST_LAYERS, delay_s=_HEAD_DELAY_S)
+    return Headed(alone=base, split=split, draft=draft)
 
 
 def _sides(model: Path, random: Path) -> Sequence[tuple[str, DraftSpec]]:
@@ -191,7 +223,7 @@ _NOTES = (
     "own draft: the model guesses for itself, always right and as dear as can be; random draft: a tiny model "
     "with random weights, always wrong",
     "MTP head: a generated Qwen3.5 of 12 layers, 512 wide, whose next token is known; its head says that "
-    "token, or another one",
+    "token, or another one; EAGLE3 head: the same for a generated llama, the host computes 9 of its layers",
     "the figures of the project that this one follows, Qwen2.5-32B with a draft of 0.5B on 2 nodes, 20 ms "
     "round trip, fixed depth: prose 5.3 to 6.2 tok/s (1.17 ×, 56 % right), code 5.3 to 7.3 tok/s (1.38 ×, "
     "75 % right)",

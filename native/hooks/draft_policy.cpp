@@ -10,7 +10,7 @@ constexpr size_t LENGTHS[] = {3, 4, 7, 15};                    // of matches: th
 constexpr double MATCH_RATES[] = {0.35, 0.5, 0.65, 0.8, 0.9};  // before anything was seen
 constexpr double MODEL_RATE = 0.7;
 constexpr size_t PLAIN_AFTER = 64;    // steps with drafts, one without: what it is all compared with changes
-constexpr double TRYING = 0.01;       // of the time, to see whether a model that did not pay does now
+constexpr double TRYING = 0.01;       // of the steps' time, to see whether a model that did not pay does now
 constexpr double ANSWER_LENGTH = 32;  // tokens, before one has ended
 constexpr size_t ANSWERS = 8;         // as many count, for the length of the next one
 constexpr double FRESH = 0.15;
@@ -64,19 +64,19 @@ void draft_policy::begin(size_t id) {
     one.model = acceptance(model.rate());
 }
 
-std::vector<decision> draft_policy::decide(const std::vector<request> & requests, double now) {
+std::vector<decision> draft_policy::decide(const std::vector<request> & requests) {
     for (sequence & one : sequences) {
         settle(one);
     }
-    // The clock may have run long before.
-    model_used_at = model_used_at < 0 ? now : model_used_at;
+    // The counters may go on from an earlier model's.
+    model_used_at = model_used_at < 0 ? counters.seconds : model_used_at;
     std::vector<decision> all;
     size_t tokens = requests.size();
     double yield = static_cast<double>(requests.size());
     drafting_s = 0;
     for (const request & asked : requests) {
         sequence & one = sequences[asked.sequence];
-        decision made = decide_one(asked, {tokens, yield, drafting_s}, now);
+        decision made = decide_one(asked, {tokens, yield, drafting_s});
         one.last = made;
         one.open = true;
         one.redoing = false;
@@ -96,12 +96,11 @@ std::vector<decision> draft_policy::decide(const std::vector<request> & requests
         all.push_back(made);
     }
     yielding = requests.size();
-    decided_at = now;
     ++counters.steps;
     return all;
 }
 
-decision draft_policy::decide_one(const request & asked, const shared_step & beside, double now) {
+decision draft_policy::decide_one(const request & asked, const shared_step & beside) {
     sequence & one = sequences[asked.sequence];
     decision made;
     if (limits.text > 0) {
@@ -131,7 +130,7 @@ decision draft_policy::decide_one(const request & asked, const shared_step & bes
         const draft_choice choice = best_depth(costs, source, beside);
         if (choice.depth == 0) {
             one.model.skipped(hope());
-        } else if (choice.tokens_per_s > best && may_use_model(one, asked, choice.depth, beside, now)) {
+        } else if (choice.tokens_per_s > best && may_use_model(one, asked, choice.depth, beside)) {
             made = {drafted_by::model, choice.depth, {}};
         }
     }
@@ -144,12 +143,12 @@ draft_source draft_policy::model_source(double rate, size_t trusted, const reque
         reading_s(std::min(asked.missing, limits.at_hand)), redo_s};
 }
 
-// What is not to be expected by what was seen is tried now and then, for a small part of the time. Otherwise a model
-// that has not read along has to catch up first, which is an investment: it has to be less than what drafts are
-// expected to save over the rest of the answer. That is taken to be as long as others were, and where it is more than
-// half of that already, to go on for as long as it has.
+// What is not to be expected by what was seen is tried now and then, for a small part of the time that steps take: what
+// passes between answers is not to be spent in them. Otherwise a model that has not read along has to catch up first,
+// which is an investment: it has to be less than what drafts are expected to save over the rest of the answer. That is
+// taken to be as long as others were, and where it is more than half of that already, to go on for as long as it has.
 bool draft_policy::may_use_model(
-    const sequence & one, const request & asked, size_t depth, const shared_step & beside, double now
+    const sequence & one, const request & asked, size_t depth, const shared_step & beside
 ) const {
     const double plain_s = costs.of(beside.tokens);
     const double reads_s = reading_s(asked.missing);
@@ -159,7 +158,7 @@ bool draft_policy::may_use_model(
     if (expected.depth == 0) {
         const double verified_s = costs.of(beside.tokens + depth) - plain_s;
         const double try_s = reads_s + draft_s * static_cast<double>(depth) + verified_s + redo_s;
-        return try_s <= TRYING * (now - model_used_at);
+        return try_s <= TRYING * (counters.seconds - model_used_at);
     }
     const double plain = beside.yield / (plain_s + beside.drafting_s);
     const double saved = plain_s * (1 - plain / expected.tokens_per_s);
@@ -184,7 +183,7 @@ void draft_policy::drafted(size_t id, size_t count) {
         counters.text_drafted += count;
     } else {
         // Not before: a long text is read in several steps, and the first would forbid the others.
-        model_used_at = decided_at;
+        model_used_at = counters.seconds;
     }
 }
 

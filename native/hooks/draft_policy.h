@@ -3,7 +3,7 @@
 // Decides, for every step of the engine, what is drafted and how much of it.
 //
 // One for all sequences of an engine. It knows nothing of the engine: what drafts come from a model is for the
-// caller to make, and what a step took for the caller to measure.
+// caller to make, and what a step took for the caller to measure. Time in which no step was made is no time to it.
 
 #include "hooks/draft_depth.h"
 #include "hooks/ngram_index.h"
@@ -58,7 +58,7 @@ class draft_policy {
         size_t missing;
         bool follows = true;  // whether there is a draft model that can read this text
     };
-    std::vector<decision> decide(const std::vector<request> & requests, double now);
+    std::vector<decision> decide(const std::vector<request> & requests);
 
     const ngram_index & text_of(size_t id) const {
         return sequences[id].text;
@@ -110,23 +110,21 @@ class draft_policy {
     double answer_length;       // mean of what was `unguessed`: what a draft model can save
     size_t answers = 1;         // that it was taken over, the first one made up
     double draft_s = 0;         // per token
-    double model_used_at = -1;  // when it drafted last, for any of them; or the first step was; -1 before that
+    double model_used_at = -1;  // `counters.seconds` when it drafted last, for any of them, or at the first step
     double redo_s = 0;          // of a step that is made again; 0 where none was
     step_costs reads;           // of the draft model: a whole prompt takes little longer than its last token
     double drafting_s = 0;      // in the step under way
     size_t yielding = 0;        // sequences in the step under way
-    double decided_at = 0;
     std::vector<sequence> sequences;
 
     static size_t kind_of(size_t length);
-    decision decide_one(const request & asked, const shared_step & beside, double now);
+    decision decide_one(const request & asked, const shared_step & beside);
     void settle(sequence & one);
     double reading_s(size_t tokens) const;
     double hope() const;
     draft_source model_source(double rate, size_t trusted, const request & asked) const;
-    bool may_use_model(
-        const sequence & one, const request & asked, size_t depth, const shared_step & beside, double now
-    ) const;
+    bool
+    may_use_model(const sequence & one, const request & asked, size_t depth, const shared_step & beside) const;
 };
 
 }  // namespace mesh

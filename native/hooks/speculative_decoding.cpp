@@ -401,7 +401,7 @@ void director::draft(void * spec) {
             requests.push_back({i, room, asked.prompt, asked.id_last, missing(asked, id), follows(asked, id)});
         }
     }
-    const std::vector<mesh::decision> decisions = inner->decide(requests, now);
+    const std::vector<mesh::decision> decisions = inner->decide(requests);
     std::vector<llama_seq_id> by_model;
     for (size_t i = 0; i < requests.size(); ++i) {
         const llama_seq_id id = static_cast<llama_seq_id>(requests[i].sequence);

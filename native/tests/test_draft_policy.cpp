@@ -48,9 +48,6 @@ struct outcome {
     }
 };
 
-// The clock goes on from one answer to the next, on a machine that has run for days.
-double clock_s = 1e6;
-
 outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_bytes::dice & random) {
     outcome seen;
     std::vector<int32_t> text = numbers(on.prompt);
@@ -62,7 +59,7 @@ outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_b
     };
     while (seen.tokens < tokens) {
         const int32_t last = next();
-        const auto made = under_test.decide({{0, 100, &text, last, text.size() - read}}, clock_s).at(0);
+        const auto made = under_test.decide({{0, 100, &text, last, text.size() - read}}).at(0);
         double spent = 0;
         size_t right = 0;
         if (made.source == drafted_by::model) {
@@ -94,7 +91,6 @@ outcome run(draft_policy & under_test, const plan & on, size_t tokens, session_b
         const double step = on.step_s(1 + made.depth);
         under_test.stepped(1 + made.depth, step, redone ? on.redo_s : 0);
         const double took = step + spent + (redone ? on.redo_s : 0);
-        clock_s += took;
         seen.seconds += took;
         seen.tokens += 1 + right + (redone ? 1 : 0);
         seen.drafted += made.depth;
@@ -213,7 +209,7 @@ TEST("depth: expected tokens are a sum of chances") {
 TEST("draft_policy: the first step of all is without a draft") {
     draft_policy one({8, 24}, 1);
     const std::vector<int32_t> text = {1, 2, 3, 1, 2};
-    CHECK(one.decide({{0, 100, &text, 3, 0}}, 0).at(0).source == drafted_by::nobody);
+    CHECK(one.decide({{0, 100, &text, 3, 0}}).at(0).source == drafted_by::nobody);
 }
 
 TEST("draft_policy: over far links a good draft model goes deep, and gains") {
@@ -260,9 +256,9 @@ TEST("draft_policy: what a draft costs that has to be taken back is weighed") {
 TEST("draft_policy: a draft that is dropped was never made") {
     draft_policy under_test({4, 0}, 1);
     const std::vector<int32_t> text = {1, 2};
-    under_test.decide({{0, 100, &text, 3, 0}}, 0);
+    under_test.decide({{0, 100, &text, 3, 0}});
     under_test.stepped(1, 0.1);
-    const auto made = under_test.decide({{0, 100, &text, 3, 0}}, 0.1).at(0);
+    const auto made = under_test.decide({{0, 100, &text, 3, 0}}).at(0);
     CHECK(made.depth > 0);
     under_test.drafted(0, made.depth);
     under_test.dropped(0);
@@ -290,7 +286,7 @@ TEST("draft_policy: a step without a draft comes now and then, to compare with")
     std::vector<int32_t> text = {1};
     size_t plain = 0;
     for (int i = 0; i < 300; ++i) {
-        const auto made = one.decide({{0, 100, &text, 2, 0}}, i).at(0);
+        const auto made = one.decide({{0, 100, &text, 2, 0}}).at(0);
         plain += made.depth == 0 ? 1 : 0;
         if (made.depth > 0) {
             one.drafting_took(0.001, made.depth);
@@ -306,51 +302,52 @@ TEST("draft_policy: a draft model reads a long text in several steps, and then d
     draft_policy one({8, 0}, 1);
     const std::vector<int32_t> text(4000, 1);
     for (int i = 0; i < 4; ++i) {
-        one.decide({{0, 100, &text, 2, 0}}, 0);
+        one.decide({{0, 100, &text, 2, 0}});
         one.stepped(1, far_away(1));
     }
     one.begin(0);
-    double now = 1;
+    const double before = one.counters.seconds;
     size_t missing = 4000;
     size_t steps = 0;
     while (missing > 0 && ++steps < 1000) {
-        if (one.decide({{0, 100, &text, 2, missing}}, now).at(0).source == drafted_by::model) {
+        if (one.decide({{0, 100, &text, 2, missing}}).at(0).source == drafted_by::model) {
             one.reading_took(0.5, 500);
             missing -= 500;
-            now += 0.5;
         }
         one.stepped(1, far_away(1));
-        now += far_away(1);
     }
     // As soon as the answer is known to be long, and not much later: it reads 500 in each step.
-    CHECK(now > 10 && now < 25);
-    CHECK(one.decide({{0, 100, &text, 2, 0}}, now).at(0).source == drafted_by::model);
+    const double took = one.counters.seconds - before;
+    CHECK(took > 10 && took < 25);
+    CHECK(one.decide({{0, 100, &text, 2, 0}}).at(0).source == drafted_by::model);
     // As long as it is right it may catch up again, and otherwise take no more than a small part of the time since.
     one.drafted(0, 8);
     one.accepted(0, 8);
     one.stepped(9, far_away(9));
-    CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 10).at(0).source == drafted_by::model);
+    CHECK(one.decide({{0, 100, &text, 2, 500}}).at(0).source == drafted_by::model);
     for (int i = 0; i < 100; ++i) {
-        one.decide({{0, 100, &text, 2, 0}}, now + 10);
+        one.decide({{0, 100, &text, 2, 0}});
         one.drafted(0, 1);
         one.accepted(0, 0);
     }
-    for (int i = 0; i < 1000; ++i) {
-        CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 11).at(0).source == drafted_by::nobody);
+    const double failed = one.counters.seconds;
+    while (one.decide({{0, 100, &text, 2, 500}}).at(0).source == drafted_by::nobody && ++steps < 10000) {
+        one.stepped(1, far_away(1));
     }
-    CHECK(one.decide({{0, 100, &text, 2, 500}}, now + 1000).at(0).source == drafted_by::model);
+    // It takes more than half a second.
+    CHECK(one.counters.seconds > failed + 50);
+    CHECK(one.counters.seconds < failed + 100);
 }
 
-TEST("draft_policy: how long the machine has run allows no dearer try") {
+TEST("draft_policy: the time of models before it allows no dearer try") {
     const auto dear = [](size_t tokens) { return 0.004 + 0.008 * static_cast<double>(tokens); };
     draft_policy one({8, 0}, 1);
+    one.counters.seconds = 1e6;
     const std::vector<int32_t> text(4000, 1);
-    double now = 1e6;
     const auto step = [&] {
-        const mesh::decision made = one.decide({{0, 100, &text, 2, 4000}}, now).at(0);
+        const mesh::decision made = one.decide({{0, 100, &text, 2, 4000}}).at(0);
         one.stepped(1, dear(1));
         one.stepped(4, dear(4));
-        now += dear(1);
         return made.source;
     };
     step();
@@ -359,9 +356,11 @@ TEST("draft_policy: how long the machine has run allows no dearer try") {
     for (int i = 0; i < 1000; ++i) {
         tries += step() == drafted_by::model ? 1 : 0;
     }
-    CHECK_EQUAL(tries, 0U);  // each would take 4 s; 12 s have passed
-    now += 1000;
-    CHECK(step() == drafted_by::model);
+    CHECK_EQUAL(tries, 0U);  // each would take 4 s; 48 s of steps have passed
+    for (int i = 0; i < 9000; ++i) {
+        tries += step() == drafted_by::model ? 1 : 0;
+    }
+    CHECK(tries > 0);
 }
 
 TEST("draft_policy: a long prompt is read at once where answers have been long") {
@@ -413,18 +412,18 @@ TEST("draft_policy: a head that is never right costs next to nothing, alone, too
 TEST("draft_policy: a prompt is read at once where reading many tokens takes little longer than one") {
     draft_policy one({8, 0}, 1);
     const std::vector<int32_t> text(200, 1);
-    one.decide({{0, 100, &text, 2, 0}}, 0);
+    one.decide({{0, 100, &text, 2, 0}});
     one.stepped(1, far_away(1));
     // An answer in which it reads a token or two at a time, as it does while it drafts.
     for (int i = 0; i < 60; ++i) {
         one.reading_took(0.012, 1 + static_cast<size_t>(i) % 2);
     }
     one.begin(0);
-    one.decide({{0, 100, &text, 2, 0}}, 10);
+    one.decide({{0, 100, &text, 2, 0}});
     one.stepped(1, far_away(1));
     one.reading_took(0.150, 120);
     one.begin(0);
-    CHECK(one.decide({{0, 100, &text, 2, 200}}, 20).at(0).source == drafted_by::model);
+    CHECK(one.decide({{0, 100, &text, 2, 200}}).at(0).source == drafted_by::model);
 }
 
 TEST("draft_policy: a text that the draft model cannot read is left to the text itself") {
@@ -434,13 +433,13 @@ TEST("draft_policy: a text that the draft model cannot read is left to the text 
         text.push_back(i % 10);
     }
     draft_policy::request asked{0, 100, &text, 0, 200};
-    one.decide({asked}, 0);
+    one.decide({asked});
     one.stepped(1, far_away(1));
     asked.follows = false;
-    CHECK(one.decide({asked}, 1).at(0).source == drafted_by::text);
+    CHECK(one.decide({asked}).at(0).source == drafted_by::text);
     const std::vector<int32_t> other = numbers(200);
     asked = {0, 100, &other, 999, 200, false};
-    CHECK(one.decide({asked}, 2).at(0).source == drafted_by::nobody);
+    CHECK(one.decide({asked}).at(0).source == drafted_by::nobody);
 }
 
 TEST("draft_policy: several sequences share a step, and no draft is deeper than there is room") {
@@ -451,11 +450,11 @@ TEST("draft_policy: several sequences share a step, and no draft is deeper than 
         requests.push_back({id, id, &text, 5, 0});
     }
     for (int i = 0; i < 4; ++i) {
-        all.decide(requests, 0);
+        all.decide(requests);
         all.stepped(4, far_away(4));
         all.stepped(8, far_away(8));
     }
-    const auto made = all.decide(requests, 1);
+    const auto made = all.decide(requests);
     CHECK_EQUAL(made.at(0).depth, 0U);
     for (size_t id = 1; id < 4; ++id) {
         CHECK(made.at(id).depth >= 1 && made.at(id).depth <= id);

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.architectures import COMMON, HIDDEN, LAYERS, MODELS, VOCABULARY, Metadata
+from tests.support.architectures import COMMON, LAYERS, MODELS, VOCABULARY, Metadata
 from tests.support.engine_lab import EngineLab, Tiny, random_values
 
 PERIOD = 8
@@ -25,9 +25,9 @@ _SURE = 0.25
 _WRITERS = ("attn_output", "ffn_down", "ssm_out", "out_proj", "time_mix_output", "channel_mix_value")
 
 
-def write(lab: EngineLab, architecture: str, *, period: int = PERIOD) -> Tiny:
-    """Without a head for further tokens."""
-    metadata = MODELS[architecture]
+def write(lab: EngineLab, architecture: str, *, period: int = PERIOD, sizes: Metadata | None = None) -> Tiny:
+    """Without a head for further tokens. `sizes`: metadata of a larger model."""
+    metadata = MODELS[architecture] | (sizes or {})
     weights = _trunk(_shapes(lab, architecture, metadata), _step(period))
     return lab.write_weights(architecture, metadata, weights, stem=f"{architecture}-{period}")
 
@@ -50,19 +50,28 @@ _SELF = 3.0
 
 
 def write_eagle3(
-    lab: EngineLab, *, right: bool = True, by_layers: bool = False, metadata: Metadata | None = None
+    lab: EngineLab,
+    *,
+    right: bool = True,
+    by_layers: bool = False,
+    sizes: Metadata | None = None,
+    metadata: Metadata | None = None,
 ) -> Tiny:
     """A head for a model whose text never repeats itself (`write` with NEVER).
 
     By the token that it is given, as many in a row as anybody wants; `by_layers`: by what the third of its
     layers read, which is right for one token, and with the model's own output head.
+
+    `sizes`: the model's own, if they are not the usual ones; `metadata`: of the head alone.
     """
     step = _step(NEVER) if right else -_step(NEVER)
-    zero, one, ones = np.zeros((HIDDEN, HIDDEN)), np.eye(HIDDEN), np.ones(HIDDEN)
-    circles, ffn = _circles(VOCABULARY, HIDDEN), COMMON["feed_forward_length"]
+    model = COMMON | (sizes or {})
+    hidden, ffn = model["embedding_length"], model["feed_forward_length"]
+    zero, one, ones = np.zeros((hidden, hidden)), np.eye(hidden), np.ones(hidden)
+    circles = _circles(VOCABULARY, hidden)
     token = np.concatenate([one, zero], axis=1)
     weights = {
-        "fc.weight": np.concatenate([zero, zero, _rotation(HIDDEN, step)], axis=1),
+        "fc.weight": np.concatenate([zero, zero, _rotation(hidden, step)], axis=1),
         "output_norm.weight": ones,
         "blk.0.attn_norm.weight": ones,
         "blk.0.attn_norm_2.weight": ones,
@@ -71,13 +80,14 @@ def write_eagle3(
         "blk.0.attn_v.weight": token,
         "blk.0.attn_output.weight": zero if by_layers else 100 * one,
         "blk.0.ffn_norm.weight": ones,
-        "blk.0.ffn_gate.weight": np.zeros((ffn, HIDDEN)),
-        "blk.0.ffn_up.weight": np.zeros((ffn, HIDDEN)),
-        "blk.0.ffn_down.weight": np.zeros((HIDDEN, ffn)),
+        "blk.0.ffn_gate.weight": np.zeros((ffn, hidden)),
+        "blk.0.ffn_up.weight": np.zeros((ffn, hidden)),
+        "blk.0.ffn_down.weight": np.zeros((hidden, ffn)),
     }
     if not by_layers:
         weights["output.weight"] = np.roll(circles, step, axis=0) * _SURE
-    own = {"block_count": 1, "target_layers": list(READ), "target_hidden_size": HIDDEN}
+    own = (sizes or {}) | {"block_count": 1, "attention.head_count_kv": model["attention.head_count"]}
+    own |= {"target_layers": list(READ), "target_hidden_size": hidden}
     own["norm_before_residual"] = not by_layers
     name = f"eagle3-{'layers' if by_layers else 'token'}-{'right' if right else 'wrong'}"
     own = {key: value for key, value in (own | (metadata or {})).items() if value is not None}

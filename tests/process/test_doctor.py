@@ -32,6 +32,7 @@ from mesh_llm.download import checksum
 from mesh_llm.engine import build, gpus, machine
 from mesh_llm.errors import MeshError
 from mesh_llm.home import Home
+from mesh_llm.transport.endpoint import Reach
 from tests.support import tiny_gguf
 from tests.support.command import MESH_LLM, Ended, Running, mesh_llm
 from tests.support.kernel import Kernel
@@ -678,3 +679,20 @@ def test_a_report_of_a_home_with_secrets(home: Path, tmp_path: Path) -> None:
     }
     planted |= {secret, "mesh1-secret", "8.8.4.4", "a-token-of-the-relay"}
     assert {each for each in planted if each in text} == set()
+
+
+async def test_a_node_bound_to_one_address_is_reached_there_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mesh_llm.doctor.network._by_reach", lambda: {Reach.DIRECT: ["192.0.2.9 (lan)"]})
+    said = {}
+    for ip in (None, "0.0.0.0", "127.0.0.1"):
+        (found,) = await examine(CheckContext(home=Home(home), bind_ip=ip), ["addresses"])
+        said[ip] = found.what
+
+    everywhere = "reachable at 192.0.2.9 (lan)"
+    assert said == {
+        None: everywhere,
+        "0.0.0.0": everywhere,
+        "127.0.0.1": "reachable at 127.0.0.1 alone (--bind-ip)",
+    }

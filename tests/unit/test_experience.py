@@ -65,6 +65,7 @@ def test_plans_are_known_by_their_machines_and_cuts() -> None:
     assert plan_key(other, renamed, FINGERPRINT) == key
     assert plan_key(plan, mesh(node("a", 64, machine="another")), FINGERPRINT) != key
     assert plan_key(plan, mesh(node("a", 64, threads=3)), FINGERPRINT) != key
+    assert plan_key(plan, mesh(node("a", 64, cpu_library="built here")), FINGERPRINT) != key
     assert plan_key(plan, here, Fingerprint("0" * 64)) != key
     moved = replace(plan, stages=tuple(replace(stage, last=3) for stage in plan.stages))
     assert plan_key(moved, here, FINGERPRINT) != key

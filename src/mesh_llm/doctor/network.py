@@ -97,12 +97,15 @@ def _udp_holder(port: int) -> str | None:
 
 # -- addresses ------------------------------------------------------------------------------------
 
+_ALL = ("0.0.0.0", "::")
+
 
 def addresses(context: CheckContext) -> Iterator[Finding]:
     by_reach = _by_reach()
     lan, tunnels = by_reach.get(Reach.DIRECT, []), by_reach.get(Reach.TUNNEL, [])
     if lan:
-        yield ok(f"reachable at {', '.join(lan)}")
+        bound = context.bind_ip not in (None, *_ALL)
+        yield ok(f"reachable at {f'{context.bind_ip} alone (--bind-ip)' if bound else ', '.join(lan)}")
     elif not tunnels:
         yield warning(
             "this machine has no address but its own loopback and bridges to its containers",

@@ -46,7 +46,7 @@ def described(config: NodeConfig, facts: ModelFacts) -> str:
     """A model in a line, for the person who started the node."""
     can = modalities(config, facts)
     parts = [
-        f"Model {file_stem(facts)}: {facts.quantisation}, {_size(facts.weight_bytes)}, "
+        f"Model {file_stem(facts)}: {facts.quantisation}, {_size(facts.size_bytes)}, "
         f"{len(facts.layers)} layers, context {facts.context_trained}"
     ]
     if can.rerank:

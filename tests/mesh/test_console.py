@@ -249,7 +249,9 @@ def test_a_plan_for_a_model_that_nobody_has(nodes: tuple[NodeProcess, NodeProces
 
     assert document["scope"] == "mesh"
     assert document["plan"]["mode"] == "waiting"
-    assert document["notes"] == ["Kimi-K2.5 is not here: its sizes are the catalog's"]
+    sizes, beside = document["notes"]
+    assert sizes == "Kimi-K2.5 is not here: its sizes are the catalog's"
+    assert beside.startswith("planned beside SmolLM2-135M-Instruct.Q4_1, which holds ")
     # Two nodes of one machine have its memory once: not more than the machine has.
     assert document["plan"]["have_bytes"] <= psutil.virtual_memory().total
     assert fits["Kimi-K2.5"]["have_bytes"] <= psutil.virtual_memory().total

@@ -62,5 +62,5 @@ async def _facts(facts: Facts, seed: int, cpu_s: float) -> dict[str, str]:
         **await facts.gather(),
         "seed": str(seed),
         "on a core": f"{cpu_s:.0f} s",
-        "memory": f"{memory / 1e9:.1f} GB at most",
+        "memory": f"{memory / 1e6:,.0f} MB at most",
     }

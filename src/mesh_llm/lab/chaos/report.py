@@ -154,7 +154,7 @@ def _parts(found: Sequence[Pause]) -> ResultTable:
         title="Where the time of pauses goes",
         columns=("part", "median s", "longest s", "share"),
         rows=tuple(rows),
-        note=f"{len(caused)} pauses with a loss in them, of {len(found)}; computing: a place in the queue, "
+        note=f"pauses with a loss in them: {len(caused)} of {len(found)}; computing: a place in the queue, "
         "reading all again, the word itself, and what was lost before a word came",
     )
 

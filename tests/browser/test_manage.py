@@ -55,23 +55,6 @@ def read_qr(page: Page) -> str:
     return str(found.text)
 
 
-def test_a_lite_client_shows_no_memory_of_its_own_and_offers_no_invites(
-    browser: Browser, nodes: Lab, node: JoiningNode
-) -> None:
-    client = nodes.start("asker", "--join", node.token(role="client"), "--client", "--console", "0")
-    client.until_ready()
-    try:
-        with visit(browser, console_of(client)) as visited:
-            page = visited.open()
-            expect(page.locator("#mesh-summary")).to_contain_text("1 node and 1 client")
-            expect(page.locator("#memory-track li")).to_have_count(1)
-            expect(page.locator("#invite")).to_be_hidden()
-            expect(page.locator("#invite-link")).to_be_hidden()
-            visited.check()
-    finally:
-        client.stop()
-
-
 def test_an_invite_is_made_copied_scanned_used_and_revoked(page: Page, nodes: Lab, node: JoiningNode) -> None:
     assert "mesh1-" not in page.content(), "nothing secret before it is asked for"
     token = make_invite(page, "client")
@@ -95,6 +78,23 @@ def test_an_invite_is_made_copied_scanned_used_and_revoked(page: Page, nodes: La
     page.click("#confirm-yes")
     expect(page.locator("#invites-list li", has_text="client, open")).to_have_count(0)
     expect(page.locator("#nodes-rows tr:not(.leaving)")).to_have_count(1)
+
+
+def test_a_lite_client_shows_no_memory_of_its_own_and_offers_no_invites(
+    browser: Browser, nodes: Lab, node: JoiningNode
+) -> None:
+    client = nodes.start("asker", "--join", node.token(role="client"), "--client", "--console", "0")
+    client.until_ready()
+    try:
+        with visit(browser, console_of(client)) as visited:
+            page = visited.open()
+            expect(page.locator("#mesh-summary")).to_contain_text("1 node and 1 client")
+            expect(page.locator("#memory-track li")).to_have_count(1)
+            expect(page.locator("#invite")).to_be_hidden()
+            expect(page.locator("#invite-link")).to_be_hidden()
+            visited.check()
+    finally:
+        client.stop()
 
 
 def test_commands_for_agents_carry_the_port_and_the_model(page: Page, node: JoiningNode) -> None:

@@ -38,7 +38,7 @@ function summary(status, nodes) {
   return `${who}, ${bytes(total)} of memory. The model is ${where}.`;
 }
 
-// -- memory: one segment per lender ----------------------------------------------------------------
+// -- memory: one segment per lender --
 
 function drawMemory(nodes) {
   const lenders = nodes.filter((node) => node.memory_bytes);
@@ -102,7 +102,7 @@ function short(used, whole) {
   return whole.endsWith(unit) ? value : `${value} ${unit}`;
 }
 
-// -- layers: one segment per stage -----------------------------------------------------------------
+// -- layers: one segment per stage --
 
 function drawLayers(status) {
   const stages = status.plan?.mode === "waiting" ? [] : (status.plan?.stages ?? []);
@@ -128,7 +128,7 @@ function drawLayers(status) {
   });
 }
 
-// -- the table: the same in full -------------------------------------------------------------------
+// -- the table: the same in full --
 
 const COLUMNS = [
   ["Node", (node) => node.name],
@@ -178,7 +178,7 @@ function drawExcluded(nodes) {
   });
 }
 
-// -- for those who do not see it -------------------------------------------------------------------
+// -- for those who do not see it --
 
 let known = null;
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ def text(node: NodeProcess, number: int, tokens: int = LONG) -> str:
     return str(reply.json()["content"])
 
 
+@contextmanager
+def both_answering(host: NodeProcess) -> Iterator[list[Future[str]]]:
+    """An answer of each of two lanes, under way."""
+    with ThreadPoolExecutor(2) as clients:
+        answers = [clients.submit(text, host, number) for number in range(2)]
+        until(lambda: all(lane["requests"] for lane in lanes(host)), within_s=HEAL_S, what="both answer")
+        yield answers
+
+
 @pytest.mark.full
 def test_two_lanes_answer_at_once_as_one_does(pair: MeshProcesses) -> None:
     host, guest = pair.nodes["one"], pair.nodes["two"]
@@ -88,9 +98,7 @@ def test_a_lane_that_dies_takes_nobody_with_it(pair: MeshProcesses) -> None:
     alone = [text(host, number) for number in range(2)]
 
     for victim in (second, first):
-        with ThreadPoolExecutor(2) as clients:
-            answers = [clients.submit(text, host, number) for number in range(2)]
-            until(lambda: all(lane["requests"] for lane in lanes(host)), within_s=HEAL_S, what="both answer")
+        with both_answering(host) as answers:
             psutil.Process(victim["pid"]).kill()
             assert [each.result() for each in answers] == alone
         healed = until_both(host)
@@ -106,9 +114,7 @@ def test_both_lanes_go_on_where_a_worker_dies(pair: MeshProcesses) -> None:
     until_both(host)
     alone = [text(host, number) for number in range(2)]
 
-    with ThreadPoolExecutor(2) as clients:
-        answers = [clients.submit(text, host, number) for number in range(2)]
-        until(lambda: all(lane["requests"] for lane in lanes(host)), within_s=HEAL_S, what="both answer")
+    with both_answering(host) as answers:
         pair.kill("two")
         assert [each.result() for each in answers] == alone
 
@@ -125,9 +131,7 @@ def test_lanes_come_and_go_with_the_settings_and_with_the_demand(pair: MeshProce
     until_both(host)
     alone = [text(host, number) for number in range(2)]
 
-    with ThreadPoolExecutor(2) as clients:
-        answers = [clients.submit(text, host, number) for number in range(2)]
-        until(lambda: all(lane["requests"] for lane in lanes(host)), within_s=HEAL_S, what="both answer")
+    with both_answering(host) as answers:
         lanes_of_mesh(host, "1")
         assert [each.result() for each in answers] == alone, "no answer is cut"
     until(lambda: len(pair.engines("one")) == 1, within_s=HEAL_S, what="one lane is left")

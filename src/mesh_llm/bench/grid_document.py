@@ -173,21 +173,12 @@ def _figures(found: GridFound, sides: list[GridSide]) -> list[Figure]:
         unsplit,
         *(
             Figure(
-                name=f"{side}, {cell.nodes} nodes, {_milliseconds(cell):g} ms: decode",
+                name=f"{side}, {cell.nodes} nodes, {_milliseconds(cell):g} ms: {what}",
                 unit="tok/s",
-                values=_sample(seen, side).values,
+                values=sample(seen, side).values,
                 higher_is_better=True,
             )
-            for cell, seen in found.cells.items()
-            for side in sides
-        ),
-        *(
-            Figure(
-                name=f"{side}, {cell.nodes} nodes, {_milliseconds(cell):g} ms: prefill",
-                unit="tok/s",
-                values=_prefill(seen, side).values,
-                higher_is_better=True,
-            )
+            for what, sample in (("decode", _sample), ("prefill", _prefill))
             for cell, seen in found.cells.items()
             for side in sides
         ),

@@ -9,8 +9,8 @@
 set(MESH_SOURCES
     guard.cpp
     wire/delta.cpp wire/graph.cpp wire/inputs.cpp wire/link.cpp wire/trace.cpp
-    host/answers.cpp host/client.cpp host/device.cpp host/layers.cpp host/registry.cpp host/saved_states.cpp
-    host/state_capture.cpp
+    host/answers.cpp host/client.cpp host/device.cpp host/layers.cpp host/loader_questions.cpp host/registry.cpp
+    host/saved_states.cpp host/state_capture.cpp
     worker/command_queue.cpp worker/cpu_runs.cpp worker/deferred_copies.cpp worker/measure.cpp worker/peer_link.cpp
     worker/pushed_activations.cpp worker/selftest.cpp worker/session.cpp worker/store.cpp worker/weights.cpp worker/worker.cpp
     rules/attention.cpp rules/elementwise.cpp rules/hyper_connections.cpp rules/indices.cpp rules/recurrent.cpp rules/rules.cpp rules/supports.cpp

@@ -4,6 +4,7 @@
 #include "hooks/file_mapping.h"
 #include "host/device.h"
 #include "host/layers.h"
+#include "host/loader_questions.h"
 #include "host/registry.h"
 #include "host/saved_states.h"
 #include "rules/validate.h"
@@ -29,6 +30,7 @@ struct used_model {
     std::string fingerprint;
     bool may_be_sent = false;  // to a worker without the files
     std::map<std::string, uint64_t> sizes;
+    std::vector<op_question> questions;  // that the loader is likely to ask about it
 
     bool holds(ggml_tensor ** tensors, int count) const {
         return !sizes.empty() && std::all_of(tensors, tensors + count, [&](const ggml_tensor * tensor) {
@@ -492,14 +494,14 @@ void ask_ahead(const ggml_cgraph * graph, const graph_layers & layers) {
         if (each->answers_as_host()) {
             continue;
         }
-        std::vector<const ggml_tensor *> ops;
+        std::vector<op_question> questions;
         for (int i = 0; i < graph->n_nodes; ++i) {
             const ggml_tensor * node = graph->nodes[i];
             if (owner_of(layers.of(node)) == each.get() && !op_only_renames(node->op) && node_is_allowed(node)) {
-                ops.push_back(node);
+                questions.push_back(question_about(node));
             }
         }
-        each->ask_ahead(ops);
+        each->ask_ahead(questions);
     }
 }
 
@@ -546,6 +548,7 @@ int ggml_mesh_connect(const int * fds, const char * const * names, size_t count,
         ggml_backend_device_register(&connected->handle);
         mesh::devices().push_back(std::move(connected));
     }
+    mesh::ask_all(mesh::model().questions);
     return 0;
 }
 
@@ -554,7 +557,9 @@ int ggml_mesh_use_model(
     size_t why_size
 ) {
     try {
-        mesh::model() = {fingerprint, may_be_sent != 0, mesh::tensor_sizes({paths, paths + count})};
+        const std::vector<gguf_context_ptr> files = mesh::open_all({paths, paths + count});
+        mesh::model() = {
+            fingerprint, may_be_sent != 0, mesh::tensor_sizes(files), mesh::likely_loader_questions(files)};
         mesh::map_files_sparingly();
         return 0;
     } catch (const std::exception & error) {
@@ -565,7 +570,7 @@ int ggml_mesh_use_model(
 
 int ggml_mesh_use_adapter(const char * digest, const char * path, char * why, size_t why_size) {
     try {
-        mesh::adapters().push_back({{digest, false, mesh::tensor_sizes({path})}, {}});
+        mesh::adapters().push_back({{digest, false, mesh::tensor_sizes(mesh::open_all({path})), {}}, {}});
         return 0;
     } catch (const std::exception & error) {
         std::snprintf(why, why_size, "%s", error.what());

@@ -131,6 +131,14 @@ std::vector<std::unique_ptr<device>> & devices() {
     return all;
 }
 
+void ask_all(const std::vector<op_question> & questions) {
+    for (const auto & each : devices()) {
+        if (!each->answers_as_host()) {
+            each->ask_ahead(questions);
+        }
+    }
+}
+
 // --- the device ---
 
 device::device(int fd, std::string name, const std::string & model) : name_(std::move(name)), link_(fd, name_) {
@@ -161,6 +169,9 @@ wire::header device::await(wire::answer kind, uint32_t ticket) {
         if (head.kind == static_cast<uint8_t>(kind) && head.ticket == ticket) {
             if (!runs_.empty()) {
                 throw bad_answer("it sent an answer before it was done with a run");
+            }
+            if (!asked_.empty()) {
+                throw bad_answer("it left out an answer");
             }
             return head;
         }
@@ -200,14 +211,20 @@ bool device::read_notices() noexcept {
     return failure_.empty() && carry_out([&] { drain(); });
 }
 
-// A DONE that nobody waited for, or an error.
+// A DONE that nobody waited for, what it says of an op, or an error.
 void device::take_notice(const wire::header & head) {
     if (head.kind == static_cast<uint8_t>(wire::answer::error)) {
         std::string text(std::min<uint64_t>(head.size, MAX_ERROR_BYTES), 0);
         link_.receive(text.data(), text.size());
         throw bad_answer(printable(text.data(), text.size()));
     }
-    if (head.kind != static_cast<uint8_t>(wire::answer::done) || runs_.empty() || head.ticket != runs_.front()) {
+    const bool of_op = head.kind == static_cast<uint8_t>(wire::answer::supports);
+    const bool of_run = head.kind == static_cast<uint8_t>(wire::answer::done);
+    if (of_op && owes_an_answer() && head.ticket == asked_.front().ticket) {
+        take_answer(head);
+        return;
+    }
+    if (!of_run || owes_an_answer() || runs_.empty() || head.ticket != runs_.front()) {
         throw bad_answer("it answered what was not asked");
     }
     const auto cost = receive_as<wire::telemetry>(head);
@@ -274,18 +291,57 @@ void device::add_peer(const device * other, uint32_t number) {
 }
 
 bool device::supports(const ggml_tensor * op) noexcept {
-    bool yes = false;
-    const bool asked = attempt([&] {
-        const std::vector<wire::tensor> question = question_about(op);
-        if (const bool * known = supported_.find(question)) {
-            yes = *known;
-            return;
-        }
-        send(wire::command::supports, {{question.data(), question.size() * sizeof question[0]}});
-        yes = await_support(last_ticket_);
-        supported_.add(question, yes);
+    const op_question question = question_about(op);
+    bool is_new = false;
+    std::optional<bool> answer;
+    attempt([&] {
+        is_new = ask(question);
+        answer = *supported_.find(question);
     });
-    return yes || !asked;
+    if (is_new) {
+        ask_all({question});  // the others will have to be asked, too
+    }
+    const bool answered = answer.has_value() || attempt([&] {
+                              const std::optional<bool> * known = supported_.find(question);
+                              while (!known->has_value()) {
+                                  take_notice(next_header());
+                              }
+                              answer = *known;
+                          });
+    return !answered || *answer;
+}
+
+void device::ask_ahead(const std::vector<op_question> & questions) noexcept {
+    attempt([&] {
+        for (const op_question & question : questions) {
+            ask(question);
+        }
+    });
+}
+
+// False where somebody has.
+bool device::ask(const op_question & question) {
+    if (supported_.find(question) != nullptr) {
+        return false;
+    }
+    send(wire::command::supports, {{question.data(), question.size() * sizeof question[0]}});
+    supported_.add(question, {});
+    asked_.push_back({last_ticket_, question});
+    return true;
+}
+
+// Whether the next thing that it has to say is the answer to a question, and not that it is done with a run.
+bool device::owes_an_answer() const {
+    return !asked_.empty() && (runs_.empty() || static_cast<int32_t>(runs_.front() - asked_.front().ticket) > 0);
+}
+
+void device::take_answer(const wire::header & head) {
+    const auto said = receive_as<uint32_t>(head);
+    if (said > 1) {
+        throw bad_answer("it sent " + std::to_string(said) + " for whether it computes an op");
+    }
+    supported_.add(asked_.front().about, said != 0);
+    asked_.pop_front();
 }
 
 bool device::answers_as_host() const {
@@ -305,40 +361,13 @@ std::map<std::string, declined_op> device::declined() {
     return declined_;
 }
 
-bool device::await_support(uint32_t ticket) {
-    const auto said = receive_as<uint32_t>(await(wire::answer::supports, ticket));
-    if (said > 1) {
-        throw bad_answer("it sent " + std::to_string(said) + " for whether it computes an op");
-    }
-    return said != 0;
-}
-
-void device::ask_ahead(const std::vector<const ggml_tensor *> & ops) noexcept {
-    attempt([&] {
-        support_cache sent;
-        std::vector<std::vector<wire::tensor>> questions;
-        const uint32_t before = last_ticket_;
-        for (const ggml_tensor * op : ops) {
-            std::vector<wire::tensor> question = question_about(op);
-            if (supported_.find(question) == nullptr && sent.find(question) == nullptr) {
-                send(wire::command::supports, {{question.data(), question.size() * sizeof question[0]}});
-                sent.add(question, true);
-                questions.push_back(std::move(question));
-            }
-        }
-        for (size_t i = 0; i < questions.size(); ++i) {
-            supported_.add(questions[i], await_support(before + static_cast<uint32_t>(i) + 1));
-        }
-    });
-}
-
 uint64_t device::size_of(const ggml_tensor * tensor) noexcept {
     uint64_t bytes = ggml_nbytes(tensor);
     if (facts_.device_type == GGML_BACKEND_DEVICE_TYPE_CPU || !size_is_uncertain(tensor)) {
         return bytes;
     }
     attempt([&] {
-        const std::vector<wire::tensor> question = question_about(tensor);
+        const op_question question = question_about(tensor);
         if (const uint64_t * known = sizes_.find(question)) {
             bytes = *known;
             return;

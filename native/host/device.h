@@ -109,6 +109,12 @@ struct declined_op {
     std::set<int> layers;
 };
 
+// One that the worker has not answered yet.
+struct open_question {
+    uint32_t ticket;
+    op_question about;
+};
+
 class device {
   public:
     // Sends a greeting to the worker at the other end of `fd`, which names the model that its layers are of.
@@ -139,8 +145,9 @@ class device {
     void decline(const ggml_tensor * op, const char * name, int layer);
     std::map<std::string, declined_op> declined();
 
-    // Asks for all of these at once, as far as nobody has asked before: one way there and back, and not one for each.
-    void ask_ahead(const std::vector<const ggml_tensor *> & ops) noexcept;
+    // Asks all of these at once, as far as nobody has asked before, and waits for no answer: one way there and back, and
+    // not one for each.
+    void ask_ahead(const std::vector<op_question> & questions) noexcept;
 
     // Bytes that a tensor takes over there.
     uint64_t size_of(const ggml_tensor * tensor) noexcept;
@@ -220,12 +227,15 @@ class device {
     std::vector<input> held_;  // set, and not sent before a graph reads it
     shadows shadows_;
     support_cache supported_;
+    std::deque<open_question> asked_;  // in their order
     std::map<std::string, declined_op> declined_;
     size_cache sizes_;
     std::map<const device *, uint32_t> peers_;
 
     void send(wire::command kind, std::initializer_list<bytes_view> parts);
-    bool await_support(uint32_t ticket);
+    bool ask(const op_question & question);
+    bool owes_an_answer() const;
+    void take_answer(const wire::header & head);
     wire::header await(wire::answer kind, uint32_t ticket);
     wire::header next_header();
     void take_notice(const wire::header & head);
@@ -269,5 +279,8 @@ void ask_ahead(const ggml_cgraph * graph, const graph_layers & layers);
 
 // All of this process; together they are one session.
 std::vector<std::unique_ptr<device>> & devices();
+
+// Asks all workers that do not answer as the host does, at the same time, and waits for no answer.
+void ask_all(const std::vector<op_question> & questions);
 
 }  // namespace mesh

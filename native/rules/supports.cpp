@@ -4,6 +4,7 @@
 #include "wire/delta.h"
 
 #include "ggml-backend-impl.h"
+#include "ggml-cpp.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
@@ -40,7 +41,7 @@ wire::tensor described(const ggml_tensor * tensor) {
 }
 
 // What the answer is remembered for.
-std::string kind_of(const std::vector<wire::tensor> & question) {
+std::string kind_of(const op_question & question) {
     std::vector<uint8_t> kind;
     const auto put = [&](const auto & value) { append(kind, &value, sizeof value); };
     const wire::tensor & op = question.back();
@@ -66,15 +67,15 @@ std::string kind_of(const std::vector<wire::tensor> & question) {
     return {kind.begin(), kind.end()};
 }
 
-std::string exactly(const std::vector<wire::tensor> & question) {
+std::string exactly(const op_question & question) {
     const auto * bytes = reinterpret_cast<const char *>(question.data());
     return {bytes, bytes + question.size() * sizeof question[0]};
 }
 
 }  // namespace
 
-std::vector<wire::tensor> question_about(const ggml_tensor * op) {
-    std::vector<wire::tensor> table;
+op_question question_about(const ggml_tensor * op) {
+    op_question table;
     wire::tensor asked = described(op);
     asked.op = static_cast<uint32_t>(op->op);
     asked.is_node = 1;
@@ -99,7 +100,7 @@ namespace {
 // The tensors of a question, the op last.
 class asked_op {
   public:
-    explicit asked_op(const std::vector<wire::tensor> & question) {
+    explicit asked_op(const op_question & question) {
         if (question.empty() || question.size() > wire::MAX_QUESTION_TENSORS) {
             throw std::invalid_argument("a question about " + std::to_string(question.size()) + " tensors");
         }
@@ -140,72 +141,16 @@ bool computes(ggml_backend_dev_t device, const ggml_tensor * op) {
 
 }  // namespace
 
-bool device_computes(ggml_backend_dev_t device, const std::vector<wire::tensor> & question) {
+bool device_computes(ggml_backend_dev_t device, const op_question & question) {
     return computes(device, asked_op(question).get());
 }
 
-uint64_t device_size(ggml_backend_dev_t device, const std::vector<wire::tensor> & question) {
+uint64_t device_size(ggml_backend_dev_t device, const op_question & question) {
     const asked_op asked(question);
     // Devices know the sizes of ops that they compute, and may end the process over others.
     return asked.get()->op == GGML_OP_NONE || computes(device, asked.get())
                ? ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device), asked.get())
                : ggml_nbytes(asked.get());
-}
-
-namespace {
-
-// The loader gives the weight, which is the only source with a buffer, one without memory.
-ggml_tensor * asked_weight(const ggml_tensor * op) {
-    for (ggml_tensor * source : op->src) {
-        if (source != nullptr && source->buffer != nullptr) {
-            return source->buffer->size == 0 && source->buffer->context == nullptr ? source : nullptr;
-        }
-    }
-    return nullptr;
-}
-
-}  // namespace
-
-loader_question::loader_question(const ggml_tensor * op) {
-    ggml_tensor * weight = asked_weight(op);
-    if (weight == nullptr) {
-        return;
-    }
-    op_ = op;
-    weight_ = weight;
-    const bool one_per_head = op->op == GGML_OP_SSM_SCAN && weight->ne[0] != 1 && weight->ne[1] == 1;
-    if (op->op != GGML_OP_ROPE && op->op != GGML_OP_RWKV_WKV6 && !one_per_head) {
-        return;
-    }
-    constexpr int64_t tokens = 512;
-    context_.reset(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
-    ggml_context * c = context_.get();
-    if (op->op == GGML_OP_ROPE) {
-        const int64_t size = 2 * weight->ne[0];
-        ggml_tensor * rows = ggml_new_tensor_3d(c, GGML_TYPE_F32, size, 1, tokens);
-        ggml_tensor * positions = ggml_new_tensor_1d(c, GGML_TYPE_I32, tokens);
-        op_ = ggml_rope_ext(
-            c, rows, positions, weight, static_cast<int>(size), GGML_ROPE_TYPE_NORMAL, 0, 1.0F, 1.0F, 0.0F, 1.0F,
-            0.0F, 0.0F
-        );
-    } else if (one_per_head) {
-        const int64_t heads = weight->ne[0];
-        const int64_t size = std::max<int64_t>(op->src[1]->ne[0] / heads, 1);
-        constexpr int64_t state = 128;
-        const auto rows = [&] { return ggml_new_tensor_4d(c, GGML_TYPE_F32, state, 1, tokens, 1); };
-        op_ = ggml_ssm_scan(
-            c, ggml_new_tensor_4d(c, GGML_TYPE_F32, state, size, heads, 1),
-            ggml_new_tensor_4d(c, GGML_TYPE_F32, size, heads, tokens, 1),
-            ggml_new_tensor_3d(c, GGML_TYPE_F32, heads, tokens, 1), ggml_new_tensor_2d(c, GGML_TYPE_F32, 1, heads),
-            rows(), rows(), ggml_new_tensor_1d(c, GGML_TYPE_I32, 1), 1
-        );
-    } else {
-        const int64_t size = weight->ne[0];
-        const int64_t heads = weight->ne[1];
-        const auto rows = [&] { return ggml_new_tensor_3d(c, GGML_TYPE_F32, size, heads, tokens); };
-        ggml_tensor * state = ggml_new_tensor_2d(c, GGML_TYPE_F32, size * size * heads, 1);
-        op_ = ggml_rwkv_wkv6(c, rows(), rows(), rows(), weight, rows(), state);
-    }
 }
 
 bool size_is_uncertain(const ggml_tensor * tensor) {
@@ -222,16 +167,16 @@ bool size_is_uncertain(const ggml_tensor * tensor) {
     }
 }
 
-const bool * support_cache::find(const std::vector<wire::tensor> & question) const {
+const std::optional<bool> * support_cache::find(const op_question & question) const {
     const auto found = known_.find(kind_of(question));
     return found != known_.end() ? &found->second : nullptr;
 }
 
-void support_cache::add(const std::vector<wire::tensor> & question, bool yes) {
+void support_cache::add(const op_question & question, std::optional<bool> yes) {
     known_[kind_of(question)] = yes;
 }
 
-const uint64_t * size_cache::find(const std::vector<wire::tensor> & question) {
+const uint64_t * size_cache::find(const op_question & question) {
     std::string exact = exactly(question);
     const auto found = recent_.find(exact);
     if (found != recent_.end()) {
@@ -241,7 +186,7 @@ const uint64_t * size_cache::find(const std::vector<wire::tensor> & question) {
     return before != older_.end() ? keep(std::move(exact), before->second) : nullptr;
 }
 
-void size_cache::add(const std::vector<wire::tensor> & question, uint64_t bytes) {
+void size_cache::add(const op_question & question, uint64_t bytes) {
     keep(exactly(question), bytes);
 }
 

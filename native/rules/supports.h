@@ -10,56 +10,36 @@
 #include "wire/protocol.h"
 
 #include "ggml-backend.h"
-#include "ggml-cpp.h"
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace mesh {
 
-// The op and its sources as a table, the op last.
-std::vector<wire::tensor> question_about(const ggml_tensor * op);
+// An op and its sources as a table, the op last.
+using op_question = std::vector<wire::tensor>;
+
+op_question question_about(const ggml_tensor * op);
 
 // The worker's side. Throws std::invalid_argument where the table is no question.
-bool device_computes(ggml_backend_dev_t device, const std::vector<wire::tensor> & question);
+bool device_computes(ggml_backend_dev_t device, const op_question & question);
 
 // Bytes that the op's result takes on the device: some keep scratch memory behind it.
-uint64_t device_size(ggml_backend_dev_t device, const std::vector<wire::tensor> & question);
+uint64_t device_size(ggml_backend_dev_t device, const op_question & question);
 
 // Whether that may be more than the result itself, so that it is worth asking.
 bool size_is_uncertain(const ggml_tensor * tensor);
 
-// llama.cpp's loader asks with a made-up node whether a weight can lie on a device. Some of these have numbers that no
-// model has, and that a worker rightly refuses: ROPE of no dimensions, RWKV_WKV6 of 123 heads whatever the weight's
-// shape, SSM_SCAN of one head where the weight has a number for each head. What is meant is an op with this weight, in a shape that fits it.
-class loader_question {
-  public:
-    explicit loader_question(const ggml_tensor * op);
-
-    // Null where this is a node of a graph.
-    const ggml_tensor * op() const {
-        return op_;
-    }
-
-    const ggml_tensor * weight() const {
-        return weight_;
-    }
-
-  private:
-    ggml_context_ptr context_;
-    const ggml_tensor * op_ = nullptr;
-    const ggml_tensor * weight_ = nullptr;
-};
-
 class support_cache {
   public:
-    // Null where nobody has asked yet.
-    const bool * find(const std::vector<wire::tensor> & question) const;
-    void add(const std::vector<wire::tensor> & question, bool yes);
+    // Null where nobody has asked yet, empty while there is no answer.
+    const std::optional<bool> * find(const op_question & question) const;
+    void add(const op_question & question, std::optional<bool> yes);
 
   private:
-    std::map<std::string, bool> known_;
+    std::map<std::string, std::optional<bool>> known_;
 };
 
 // Sizes, for exactly the same question. One that was asked for lately is never asked for again: ggml ends the process
@@ -67,8 +47,8 @@ class support_cache {
 class size_cache {
   public:
     // Null where nobody has asked yet.
-    const uint64_t * find(const std::vector<wire::tensor> & question);
-    void add(const std::vector<wire::tensor> & question, uint64_t bytes);
+    const uint64_t * find(const op_question & question);
+    void add(const op_question & question, uint64_t bytes);
 
   private:
     std::map<std::string, uint64_t> recent_;

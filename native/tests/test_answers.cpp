@@ -237,6 +237,32 @@ TEST("answers: what the scheduler is going to ask is asked at once") {
     in_its_own_process([&] { CHECK_EQUAL(failure_of(patient, asks), ""); });
 }
 
+TEST("answers: what was asked ahead is answered in turn") {
+    const auto asks_ahead = [](const char * then) {
+        return [=](const device & on) {
+            const ggml_context_ptr context(ggml_init({1 << 20, nullptr, true}));
+            ggml_tensor * row = ggml_new_tensor_1d(context.get(), GGML_TYPE_F32, 8);
+            mesh::ask_all(
+                {mesh::question_about(ggml_sqr(context.get(), row)),
+                 mesh::question_about(ggml_sqrt(context.get(), row))}
+            );
+            exercise(on, host::example_named(then));
+        };
+    };
+    std::atomic<size_t> asked{0};
+    const auto leaves_out_the_first =
+        about(command::supports, [&](lying_worker & self, const mesh::frame & message) {
+            if (++asked > 1) {
+                self.say(answer::supports, message.head.ticket, uint32_t{1});
+            }
+        });
+    const auto says_nothing = about(command::supports, [](lying_worker &, const mesh::frame &) {});
+    in_its_own_process([&] { CHECK_EQUAL(failure_of(greets([](facts &) {}), asks_ahead("add")), ""); });
+    fails(leaves_out_the_first, asks_ahead("add"), "it answered what was not asked");
+    fails(says_nothing, asks_ahead("add"), "it answered what was not asked");
+    fails(says_nothing, asks_ahead("flash_attn"), "it left out an answer");
+}
+
 TEST("answers: it cannot refuse to write to its own memory, which ggml counts on") {
     fails(
         answers(command::supports, answer::supports, uint32_t{0}), [](const device & on) { ask_about(on, true); },

@@ -83,7 +83,7 @@ TEST("supports: a device answers for every example as if it were asked directly"
             if (mesh::op_only_renames(node->op)) {
                 continue;  // never asked for
             }
-            const std::vector<mesh::wire::tensor> question = mesh::question_about(node);
+            const mesh::op_question question = mesh::question_about(node);
             CHECK_EQUAL(
                 each.name + std::to_string(mesh::device_computes(cpu, question)),
                 each.name + std::to_string(ggml_backend_dev_supports_op(cpu, node))
@@ -91,7 +91,7 @@ TEST("supports: a device answers for every example as if it were asked directly"
             mesh::support_cache cache;
             CHECK(cache.find(question) == nullptr);
             cache.add(question, true);
-            CHECK(cache.find(question) != nullptr && *cache.find(question));
+            CHECK(cache.find(question) != nullptr && cache.find(question)->value_or(false));
         }
     }
 }

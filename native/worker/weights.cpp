@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <iterator>
 #include <stdexcept>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,16 +17,8 @@ namespace mesh {
 
 namespace {
 
-struct gguf_deleter {
-    void operator()(gguf_context * context) const {
-        gguf_free(context);
-    }
-};
-
-using gguf_ptr = std::unique_ptr<gguf_context, gguf_deleter>;
-
-gguf_ptr open_gguf(const std::string & path) {
-    gguf_ptr file(gguf_init_from_file(path.c_str(), {/* .no_alloc = */ true, /* .ctx = */ nullptr}));
+gguf_context_ptr open_gguf(const std::string & path) {
+    gguf_context_ptr file(gguf_init_from_file(path.c_str(), {/* .no_alloc = */ true, /* .ctx = */ nullptr}));
     if (!file) {
         throw std::runtime_error(path + " is not a readable GGUF file");
     }
@@ -236,7 +229,7 @@ int layer_of_weight(const std::string & name) {
 
 model_weights::model_weights(ggml_backend_dev_t device, const std::vector<std::string> & paths) : paths_(paths) {
     for (const std::string & path : paths) {
-        const gguf_ptr index = open_gguf(path);
+        const gguf_context_ptr index = open_gguf(path);
         files_.push_back(std::make_unique<mapped_file>(path));
         const mapped_file & file = *files_.back();
         const size_t data = gguf_get_data_offset(index.get());
@@ -287,12 +280,17 @@ void model_weights::allow(const std::vector<std::string> * names) {
     }
 }
 
-std::map<std::string, uint64_t> tensor_sizes(const std::vector<std::string> & paths) {
+std::vector<gguf_context_ptr> open_all(const std::vector<std::string> & paths) {
+    std::vector<gguf_context_ptr> files;
+    std::transform(paths.begin(), paths.end(), std::back_inserter(files), open_gguf);
+    return files;
+}
+
+std::map<std::string, uint64_t> tensor_sizes(const std::vector<gguf_context_ptr> & files) {
     std::map<std::string, uint64_t> sizes;
-    for (const std::string & path : paths) {
-        const gguf_ptr index = open_gguf(path);
-        for (int64_t i = 0; i < gguf_get_n_tensors(index.get()); ++i) {
-            sizes[gguf_get_tensor_name(index.get(), i)] = gguf_get_tensor_size(index.get(), i);
+    for (const gguf_context_ptr & file : files) {
+        for (int64_t i = 0; i < gguf_get_n_tensors(file.get()); ++i) {
+            sizes[gguf_get_tensor_name(file.get(), i)] = gguf_get_tensor_size(file.get(), i);
         }
     }
     return sizes;

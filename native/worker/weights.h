@@ -143,7 +143,10 @@ class model_weights {
     std::map<std::string, std::unique_ptr<weight>> weights_;
 };
 
-// Names and sizes of a model's tensors, without their data: what the host needs to ask for them.
-std::map<std::string, uint64_t> tensor_sizes(const std::vector<std::string> & paths);
+// The headers of files. Throws std::runtime_error where one cannot be read.
+std::vector<gguf_context_ptr> open_all(const std::vector<std::string> & paths);
+
+// Names and sizes of tensors: what the host needs to ask for them.
+std::map<std::string, uint64_t> tensor_sizes(const std::vector<gguf_context_ptr> & files);
 
 }  // namespace mesh

@@ -25,7 +25,7 @@ from tests.support.architectures import (
     Metadata,
 )
 from tests.support.engine_lab import EngineLab, completion, embedding
-from tests.support.sampling import first
+from tests.support.sampling import first, sampled
 from tests.support.split import token_ids
 
 MORE = 4
@@ -91,6 +91,17 @@ def test_encoder_over_workers_as_alone(architecture: str, lab: EngineLab) -> Non
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_other_cuts_of_encoders(architecture: str, cut: tuple[int, ...], lab: EngineLab) -> None:
     check_embedding(architecture, lab, cut)
+
+
+@pytest.mark.parametrize("architecture", sampled(MODELS, "llama", "qwen3moe", "deepseek2", "nemotron_h_moe"))
+def test_asked_about_all_weights_at_once(architecture: str, lab: EngineLab) -> None:
+    """Workers that do not answer as the host would; one that lacks an op is asked as one with a GPU is."""
+    tiny = lab.write(architecture, MODELS[architecture], omitted=OMITTED.get(architecture, ()))
+    cut = CUTS.get(architecture, (2, 2))
+    answers = lab.answers(tiny, REQUESTS[:1], *cut, lacks="ROPE_BACK", poison=False)
+    of_weights, of_graphs = answers.waits
+    assert of_weights == 1
+    assert of_graphs <= 9
 
 
 def check_embedding(architecture: str, lab: EngineLab, cut: tuple[int, ...]) -> None:

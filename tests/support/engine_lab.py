@@ -50,6 +50,8 @@ class Answers:
     """That the host sent, from the start on."""
     declined: list[Any]
     """Ops that workers left to the host."""
+    waits: tuple[int, int]
+    """Round trips that the host waited to hear what workers compute: of weights, and of nodes of graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +122,14 @@ class EngineLab:
         settings: dict[str, Setting] | None = None,
         poison: bool = True,
         in_main_memory: str = "",
+        lacks: str | None = None,
         slots: int = 1,
         **fields: Any,
     ) -> Answers:
         """Alone, or with so many layers on each worker, the rest on the host. `poison`: see `WorkerSpec`.
 
-        `in_main_memory`: a pattern for weights that workers keep there.
+        `in_main_memory`: a pattern for weights that workers keep there. `lacks`: an op that they do not know,
+        so that they are asked about all others.
         """
         trace = self._folder / "trace"
         trace.unlink(missing_ok=True)
@@ -146,13 +150,14 @@ class EngineLab:
             **fields,
         )
         job = {"kind": "answer", "spec": asdict(spec), "workers": workers, "poison": poison}
-        job |= {"in_main_memory": in_main_memory}
+        job |= {"in_main_memory": in_main_memory, "lacks": lacks}
         answer = self.ask({**job, "requests": list(requests)})
         return Answers(
             said=tuple(_said(each) for each in answer["answers"]),
             costs=tuple(_costs(trace)) if workers else (),
             frames=_frames(trace) if workers else Counter(),
             declined=answer["declined"],
+            waits=_waits(trace) if workers else (0, 0),
         )
 
 
@@ -239,6 +244,25 @@ def _is_complaint(line: str) -> bool:
 def _frames(trace: Path) -> Counter[str]:
     frames = map(json.loads, trace.read_text().splitlines())
     return Counter(frame["frame"] for frame in frames if frame.get("sent"))
+
+
+def _waits(trace: Path) -> tuple[int, int]:
+    """Until weights are attached, and until a graph is sent. A question after an answer begins another."""
+    waits, has_waited = [0], True
+    for line in trace.read_text().splitlines():
+        frame = json.loads(line)["frame"]
+        if frame == "GRAPH":
+            break
+        if frame == "ATTACH" and len(waits) == 1:
+            waits.append(0)
+            has_waited = True
+        elif frame == "SUPPORTS":
+            waits[-1] += has_waited
+            has_waited = False
+        elif frame == "supports":
+            has_waited = True
+    of_weights, of_graphs = waits
+    return of_weights, of_graphs
 
 
 def _costs(trace: Path) -> Iterator[Cost]:

@@ -251,6 +251,8 @@ def _work(
         worker = MeshLibrary(libraries["mesh"]).new_worker("CPU", threads=spec.threads, quota_bytes=_QUOTA)
         if job["poison"]:
             worker.poison()
+        if job["lacks"]:
+            worker.lack(job["lacks"])
         if job["in_main_memory"]:
             worker.use_main_memory(job["in_main_memory"], None, _QUOTA)
         worker.add_model(spec.fingerprint, spec.files)

@@ -84,6 +84,17 @@ class rogue_client {
         }
     }
 
+    void send_graph(const std::vector<mesh::wire::tensor> & table) {
+        const mesh::wire::graph_head head = {{}, {}, static_cast<uint32_t>(table.size()), 0};
+        send(mesh::wire::command::graph, {{&head, sizeof head}, {table.data(), table.size() * sizeof table[0]}});
+    }
+
+    // Of that graph.
+    void send_run() {
+        const mesh::wire::graph_key key = {};
+        send(mesh::wire::command::run, {{&key, sizeof key}});
+    }
+
     // Of a RUN.
     std::string outcome() {
         const mesh::frame answer = link_.receive_frame();

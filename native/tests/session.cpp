@@ -2,6 +2,7 @@
 
 #include "ggml-mesh.h"
 #include "tests/check.h"
+#include "worker/worker.h"
 
 #include <array>
 #include <cstdlib>
@@ -32,6 +33,8 @@ worker::worker(uint64_t quota, int threads) {
         throw std::runtime_error(why);
     }
 }
+
+worker::worker(ggml_backend_dev_t device, uint64_t quota) : handle_(new mesh::worker(device, 1, quota)) {}
 
 worker::~worker() {
     join();

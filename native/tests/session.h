@@ -16,10 +16,11 @@ namespace session {
 
 std::pair<int, int> sockets();
 
-// A worker on this machine's CPU, with as many sessions as are asked for.
+// A worker on this machine's CPU, or on a device of a test, with as many sessions as are asked for.
 class worker {
   public:
     explicit worker(uint64_t quota, int threads = 2);
+    worker(ggml_backend_dev_t device, uint64_t quota);
     ~worker();
 
     // The client's end of a new session.

@@ -57,16 +57,6 @@ rlim_t pages_in_use() {
 }
 #endif
 
-void send_graph(rogue_client & to, const std::vector<mesh::wire::tensor> & table) {
-    const mesh::wire::graph_head head = {{}, {}, static_cast<uint32_t>(table.size()), 0};
-    to.send(command::graph, {{&head, sizeof head}, {table.data(), table.size() * sizeof table[0]}});
-}
-
-void send_run(rogue_client & to) {
-    const mesh::wire::graph_key key = {};
-    to.send(command::run, {{&key, sizeof key}});
-}
-
 }  // namespace
 
 TEST("limits: a worker takes so many sessions, and another when one has left") {
@@ -215,7 +205,7 @@ TEST("limits: a few bytes do not stand for endless inputs") {
     rogue_client other(remote);
     other.greet();
     CHECK(other.alloc(1, 33 << 20));
-    send_graph(other, built.table());
+    other.send_graph(built.table());
     const mesh::wire::graph_key key = {};
     struct {
         mesh::wire::input_head head;
@@ -247,9 +237,9 @@ TEST("limits: a computation ends when its client leaves") {
         rogue_client leaving(remote);
         leaving.greet();
         CHECK(leaving.alloc(1, 8 << 20));
-        send_graph(leaving, table);
+        leaving.send_graph(table);
         const auto before = cpu_time();
-        send_run(leaving);
+        leaving.send_run();
         while (cpu_time() - before < 100ms) {
             std::this_thread::sleep_for(5ms);  // it has not begun
         }
@@ -278,13 +268,13 @@ TEST("limits: no memory to compute with ends a session, not the worker") {
         rogue_client other(remote);
         other.greet();
         CHECK(other.alloc(1, size));
-        send_graph(other, table);
+        other.send_graph(table);
         CHECK(other.alloc(2, 16));
         rlimit before{};
         getrlimit(RLIMIT_AS, &before);
         const rlimit tight = {pages_in_use() * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + more, before.rlim_max};
         CHECK_EQUAL(setrlimit(RLIMIT_AS, &tight), 0);
-        send_run(other);
+        other.send_run();
         const std::string said = other.outcome();
         CHECK_EQUAL(setrlimit(RLIMIT_AS, &before), 0);
         return said;

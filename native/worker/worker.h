@@ -88,6 +88,11 @@ class worker {
         return lacking_;
     }
 
+    // For tests: how many sessions compute, or wait for their turn.
+    uint64_t computing() {
+        return computing_.inside();
+    }
+
     pushed_activations & pushed() {
         return pushed_;
     }

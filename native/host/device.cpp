@@ -192,12 +192,15 @@ wire::header device::next_header() {
         }
     }
     const auto time = greeted_ ? host_patience().answer : host_patience().greeting;
-    while (const size_t ready = link_.wait_readable(links, time)) {
+    const bool has_gpu = facts_.device_type == GGML_BACKEND_DEVICE_TYPE_GPU;
+    waits_.begin();
+    while (const size_t ready = link_.wait_readable(links, time, has_gpu ? &waits_ : nullptr)) {
         device & other = *others[ready - 1];
         if (!other.read_notices()) {
             throw link_error("it was given up, since " + other.name() + " is gone");
         }
     }
+    waits_.end();
     return link_.receive_header();
 }
 

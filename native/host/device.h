@@ -211,6 +211,7 @@ class device {
     std::mutex mutex_;
     std::string name_;
     link link_;
+    short_waits waits_;  // for answers
     std::string failure_;
     wire::hello_answer facts_{};
     bool greeted_ = false;

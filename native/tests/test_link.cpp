@@ -41,6 +41,41 @@ void write_all(int fd, const uint8_t * data, size_t size) {
 
 }  // namespace
 
+TEST("link: whether a frame has arrived whole is known without waiting") {
+    const std::vector<uint8_t> bytes = frame_bytes(40);
+    const auto fds = sockets();
+    mesh::link receiver(fds[0], "test");
+    for (size_t frames = 0; frames < 3; ++frames) {
+        for (const uint8_t & byte : bytes) {
+            CHECK(!receiver.holds_frame());
+            write_all(fds[1], &byte, 1);
+        }
+        CHECK(receiver.holds_frame());
+        CHECK_EQUAL(receiver.receive_frame().payload.size(), 40U);
+    }
+    const std::vector<uint8_t> two = [&] {
+        std::vector<uint8_t> both = bytes;
+        both.insert(both.end(), bytes.begin(), bytes.end());
+        return both;
+    }();
+    write_all(fds[1], two.data(), two.size() - 1);
+    CHECK(receiver.holds_frame());
+    receiver.receive_frame();
+    CHECK(!receiver.holds_frame());
+    write_all(fds[1], &two.back(), 1);
+    CHECK(receiver.holds_frame());
+    CHECK_EQUAL(receiver.receive_frame().payload.back(), bytes.back());
+    // One that is too large is left to who reads it in pieces.
+    const std::vector<uint8_t> large = frame_bytes(100'000);
+    write_all(fds[1], large.data(), large.size());
+    CHECK(!receiver.holds_frame());
+    CHECK_EQUAL(receiver.receive_frame().payload.size(), 100'000U);
+    close(fds[1]);
+    CHECK(!receiver.holds_frame());
+    receiver.wait_for_more();
+    CHECK_CONTAINS(check::thrown([&] { receiver.receive_header(); }), "the other side closed the link");
+}
+
 TEST("link: a frame arrives whole, whatever the pieces") {
     const std::vector<uint8_t> bytes = frame_bytes(40);
     for (size_t piece = 1; piece <= bytes.size(); ++piece) {

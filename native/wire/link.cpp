@@ -10,7 +10,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 namespace mesh {
@@ -88,7 +87,19 @@ void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view>
         }
     }
     trace_frame(name_, true, kind, ticket, sizeof head + head.size);
-    iovec * next = vectors.data();
+    write_all(vectors.data(), count);
+    postponed_.clear();
+}
+
+void link::flush() {
+    if (!postponed_.empty()) {
+        iovec waiting = {postponed_.data(), postponed_.size()};
+        write_all(&waiting, 1);
+        postponed_.clear();
+    }
+}
+
+void link::write_all(iovec * next, size_t count) {
     while (count > 0) {
         msghdr message{};
         message.msg_iov = next;
@@ -112,7 +123,6 @@ void link::send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view>
             next->iov_len -= left;
         }
     }
-    postponed_.clear();
 }
 
 void link::send_later(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts) {
@@ -201,12 +211,42 @@ bool link::readable() const noexcept {
     return begin_ != end_ || poll(&self, 1, 0) > 0;
 }
 
+bool link::holds_frame() noexcept {
+    if (begin_ > 0) {
+        std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+        end_ -= std::exchange(begin_, 0);
+    }
+    for (;;) {
+        wire::header head{};
+        if (end_ >= sizeof head) {
+            std::memcpy(&head, buffer_.data(), sizeof head);
+            if (end_ - sizeof head >= head.size) {
+                return true;
+            }
+        }
+        const size_t room = buffer_.size() - end_;
+        const ssize_t count = room > 0 ? recv(fd_, buffer_.data() + end_, room, MSG_DONTWAIT) : 0;
+        if (count <= 0) {
+            return false;  // whoever reads on will see why
+        }
+        received_.fetch_add(static_cast<uint64_t>(count), std::memory_order_relaxed);
+        end_ += static_cast<size_t>(count);
+    }
+}
+
+void link::wait_for_more() const noexcept {
+    pollfd self = {fd_, POLLIN, 0};
+    poll(&self, 1, -1);
+}
+
 bool link::ended() const noexcept {
     pollfd self = {fd_, ENDED, 0};
     return poll(&self, 1, 0) > 0;
 }
 
-size_t link::wait_readable(const std::vector<const link *> & others, std::chrono::milliseconds time) const {
+size_t link::wait_readable(
+    const std::vector<const link *> & others, std::chrono::milliseconds time, short_waits * waits
+) const {
     if (begin_ != end_) {
         return 0;
     }
@@ -214,11 +254,15 @@ size_t link::wait_readable(const std::vector<const link *> & others, std::chrono
     for (const link * other : others) {
         watched.push_back({other->fd_, POLLIN, 0});
     }
+    const auto poll_for = [&](int wait) {
+        return poll(watched.data(), static_cast<nfds_t>(watched.size()), wait);
+    };
+    const bool is_over = waits != nullptr && waits->over_soon([&] { return poll_for(0) > 0; });
     const auto end = std::chrono::steady_clock::now() + time;
-    for (;;) {
+    while (!is_over) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
         const auto wait = static_cast<int>(std::max<int64_t>(left.count(), 0));
-        const int ready = poll(watched.data(), static_cast<nfds_t>(watched.size()), wait);
+        const int ready = poll_for(wait);
         if (ready > 0) {
             break;
         }

@@ -3,6 +3,7 @@
 // One link: framed messages over a file descriptor that somebody else opened.
 
 #include "wire/protocol.h"
+#include "wire/short_waits.h"
 
 #include <atomic>
 #include <chrono>
@@ -10,6 +11,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <sys/uio.h>
 #include <utility>
 #include <vector>
 
@@ -46,6 +48,9 @@ class link {
 
     void send(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
 
+    // Sends what waits.
+    void flush();
+
     // As `send`, but the frame may wait for the next one: for small commands that mean nothing by themselves.
     void send_later(uint8_t kind, uint32_t ticket, std::initializer_list<bytes_view> parts);
 
@@ -57,12 +62,22 @@ class link {
     // True if a read would not wait: something has arrived, or the link has ended.
     bool readable() const noexcept;
 
+    // True if receiving a frame would not wait: all of it has arrived. Never of one that is larger than the link's own
+    // memory.
+    bool holds_frame() noexcept;
+
+    // Waits until something arrives, or the link ends. Another thread may read meanwhile.
+    void wait_for_more() const noexcept;
+
     // True if nothing more will arrive than what has.
     bool ended() const noexcept;
 
     // Waits until it is readable, or one of `others` is: their number, counted from 1, or 0 for itself. Throws when
     // the time is over.
-    size_t wait_readable(const std::vector<const link *> & others, std::chrono::milliseconds time) const;
+    // `waits`: where it may stay awake.
+    size_t wait_readable(
+        const std::vector<const link *> & others, std::chrono::milliseconds time, short_waits * waits = nullptr
+    ) const;
 
     // Lets the other side read all that was sent, and then the end.
     void end_sending() noexcept;
@@ -88,6 +103,7 @@ class link {
     std::atomic<uint64_t> received_{0};
 
     void fill();
+    void write_all(iovec * next, size_t count);
 };
 
 }  // namespace mesh

@@ -31,6 +31,11 @@ bool command_queue::take_within(std::chrono::milliseconds time, frame & message)
     return take_first(message);
 }
 
+const frame * command_queue::first() {
+    const std::lock_guard lock(mutex_);
+    return frames_.empty() ? nullptr : &frames_.front();
+}
+
 bool command_queue::has_come(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, time, [&] { return can_take(); });

@@ -25,6 +25,9 @@ class command_queue {
     // The same within bounded time; throws when it is over.
     bool take_within(std::chrono::milliseconds time, frame & message);
 
+    // The next frame, where one has come: it stays there until it is taken.
+    const frame * first();
+
     // Whether there is something to take, or nothing more to wait for, within this time.
     bool has_come(std::chrono::milliseconds time);
 

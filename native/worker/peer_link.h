@@ -32,6 +32,7 @@ class peer_link {
     push(const wire::deliver & address, std::vector<uint8_t> && data, const std::shared_ptr<command_queue> & from);
 
     link wire;
+    std::mutex reading;              // held while a frame is received
     std::atomic<bool> ended{false};  // nothing is received any more
 
   private:

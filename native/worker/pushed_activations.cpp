@@ -43,6 +43,12 @@ bool pushed_activations::deliver(const wire::session_id & session, uint64_t numb
     return true;
 }
 
+bool pushed_activations::has_come(const wire::session_id & session, uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto found = queues_.find(session);
+    return found == queues_.end() || found->second.arrived.count(number) != 0;
+}
+
 bool pushed_activations::receive(
     const wire::session_id & session, uint64_t number, std::chrono::milliseconds time, std::vector<uint8_t> & data
 ) {

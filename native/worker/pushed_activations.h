@@ -22,6 +22,9 @@ class pushed_activations {
     // False if the session does not exist or has more waiting than it may.
     bool deliver(const wire::session_id & session, uint64_t number, std::vector<uint8_t> && data);
 
+    // Whether receiving push `number` would not wait.
+    bool has_come(const wire::session_id & session, uint64_t number);
+
     // Waits for push `number`. False when the session ends or the time is over.
     bool receive(
         const wire::session_id & session, uint64_t number, std::chrono::milliseconds time,

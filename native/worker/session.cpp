@@ -15,6 +15,7 @@
 #include "wire/inputs.h"
 #include "worker/command_queue.h"
 #include "worker/deferred_copies.h"
+#include "worker/pinned_memory.h"
 
 #include <algorithm>
 #include <chrono>
@@ -23,7 +24,10 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <iterator>
+#include <optional>
 #include <unordered_map>
+#include <utility>
 
 namespace mesh {
 
@@ -58,6 +62,8 @@ constexpr uint64_t MAX_HELLO_BYTES = 4096;              // before that nothing l
 constexpr uint32_t MAX_ATTACHED = 1U << 17;             // weights; the largest models have some 2,000
 constexpr uint64_t MAX_RUN_INPUT_BYTES = 512ULL << 20;  // inputs of one RUN: a few bytes may stand for many
 constexpr uint64_t RECEIVED_OVERHEAD = 256;             // what keeping a push costs besides its bytes
+constexpr size_t MAX_AWAITED = 256;                     // pushes that a graph reads
+constexpr uint32_t TAKEN_AT_ONCE = 64;                  // commands, by who executes them
 
 class session {
   public:
@@ -92,7 +98,7 @@ class session {
         std::string fault;
         try {
             frame message;
-            while (greeted_ ? queue_->take(message) : queue_->take_within(HELLO_TIME, message)) {
+            while (next_command(message)) {
                 execute(message);
                 copy_until([this](std::chrono::milliseconds time) { return queue_->has_come(time); });
             }
@@ -128,8 +134,23 @@ class session {
         built_graph built;
     };
 
+    // What the next command sends away, copied behind the graph of this one.
+    struct copied_ahead {
+        wire::span from;
+        const uint8_t * data;
+    };
+
+    // A push that a graph is going to read.
+    struct awaited_push {
+        wire::recv request;
+        location to;
+    };
+
     worker & worker_;
+    const bool has_gpu_ = ggml_backend_dev_type(worker_.device()) != GGML_BACKEND_DEVICE_TYPE_CPU;
     link link_;
+    std::mutex reading_;  // held while a command is received
+    short_waits waits_;   // from one graph to the next
     std::shared_ptr<command_queue> queue_ = std::make_shared<command_queue>();
     bool greeted_ = false;
     std::mutex mail_mutex_;  // the reader closes what the executor opens
@@ -148,6 +169,9 @@ class session {
     size_t tensors_ = 0;  // of all graphs that are kept
     shadows shadows_;
     clock::time_point idle_since_ = clock::now();
+    pinned_memory pinned_{worker_.device()};
+    std::optional<copied_ahead> ahead_;  // in there
+    std::vector<awaited_push> awaited_;
     std::vector<placed_input> received_;  // and not yet written
     uint64_t received_bytes_ = 0;         // what these cost
     uint64_t pushed_in_ = 0;
@@ -157,8 +181,11 @@ class session {
 
     void read_commands() {
         try {
-            for (bool open = queue_->put(receive_greeting()); open;) {
-                open = queue_->put(link_.receive_frame());
+            for (bool open = queue_->put(receive_greeting()); open; link_.wait_for_more()) {
+                const std::lock_guard lock(reading_);
+                while (open && link_.readable()) {
+                    open = queue_->put(link_.receive_frame());
+                }
             }
             close_mail();
             for (;;) {
@@ -169,6 +196,31 @@ class session {
         }
         queue_->close();
         close_mail();  // wakes an executor that waits for a push
+    }
+
+    bool next_command(frame & message) {
+        if (!greeted_) {
+            return queue_->take_within(HELLO_TIME, message);
+        }
+        if (has_gpu_) {
+            waits_.over_soon([this] {
+                take_commands();
+                return queue_->first() != nullptr || queue_->is_closed();
+            });
+        }
+        return queue_->take(message);
+    }
+
+    // What has come so far, in the thread that waits for it and would have to be woken.
+    void take_commands() noexcept {
+        const std::unique_lock lock(reading_, std::try_to_lock);
+        try {
+            while (lock && queue_->waiting() < TAKEN_AT_ONCE && link_.holds_frame()) {
+                queue_->put(link_.receive_frame());
+            }
+        } catch (const std::exception &) {
+            link_.shut();  // the reader sees it
+        }
     }
 
     frame receive_greeting() {
@@ -218,6 +270,7 @@ class session {
             throw std::invalid_argument("the first command has to be HELLO");
         }
         if (command != wire::command::recv && command != wire::command::run && command != wire::command::graph) {
+            receive_awaited();
             write_received();
         }
         switch (command) {
@@ -513,6 +566,9 @@ class session {
         if (where.size > wire::MAX_FRAME_BYTES) {
             throw std::invalid_argument("a GET asks for more than a frame holds");
         }
+        if (const uint8_t * copied = take_copied(where)) {
+            return answer(wire::answer::data, message, {{copied, where.size}});
+        }
         const location at = find(where.buffer_id, where.offset, where.size);
         std::vector<uint8_t> data(where.size);
         if (where.size > 0) {
@@ -622,42 +678,70 @@ class session {
         const location from = find(request.from.buffer_id, request.from.offset, request.from.size);
         const std::shared_ptr<peer_link> peer = worker_.find_peer(request.peer);
         std::vector<uint8_t> data = worker_.buffers().take(request.from.size);
-        if (!data.empty()) {
+        if (const uint8_t * copied = take_copied(request.from)) {
+            std::memcpy(data.data(), copied, data.size());
+        } else if (!data.empty()) {
             byte_tensor bytes(from, data.size());
             ggml_backend_tensor_get(&bytes.tensor, data.data(), 0, data.size());
         }
         pushed_out_ += data.size();
         peer->push({id_, request.number}, std::move(data), queue_);
+        link_.flush();
     }
 
+    // The graph that reads it is made ready first.
     void on_recv(const frame & message) {
         const auto request = read_struct<wire::recv>(message);
-        const location to = writable(request.to);
+        awaited_.push_back({request, writable(request.to)});
+        if (awaited_.size() == MAX_AWAITED) {
+            receive_awaited();
+        }
+    }
+
+    void receive_awaited() {
+        for (const awaited_push & each : std::exchange(awaited_, {})) {
+            receive(each);
+        }
+    }
+
+    void receive(const awaited_push & awaited) {
+        const uint64_t size = awaited.request.to.size;
+        std::vector<uint8_t> data = receive(awaited.request.number);
+        pushed_in_ += data.size();
+        if (data.size() != size) {
+            throw std::runtime_error(
+                "the stage before it sent " + std::to_string(data.size()) + " bytes instead of " +
+                std::to_string(size)
+            );
+        }
+        received_bytes_ += data.size() + RECEIVED_OVERHEAD;
+        received_.push_back({awaited.to, std::move(data)});
+        if (received_bytes_ > wire::MAX_QUEUE_BYTES) {
+            write_received();  // a client that runs nothing must not fill our memory
+        }
+    }
+
+    std::vector<uint8_t> receive(uint64_t number) {
         std::vector<uint8_t> data;
         bool has_come = false;
-        const auto receive = [&](std::chrono::milliseconds time) {
-            has_come = worker_.pushed().receive(id_, request.number, time, data);
+        const auto receive_within = [&](std::chrono::milliseconds time) {
+            has_come = worker_.pushed().receive(id_, number, time, data);
             return has_come || queue_->is_closed();
         };
-        copy_until(receive);
+        if (has_gpu_) {
+            waits_.over_soon([&] {
+                worker_.take_pushes();
+                return worker_.pushed().has_come(id_, number);
+            });
+        }
+        copy_until(receive_within);
         if (!has_come) {
-            receive(std::chrono::milliseconds(wire::RECV_TIMEOUT_MS));
+            receive_within(std::chrono::milliseconds(wire::RECV_TIMEOUT_MS));
         }
         if (!has_come) {
             throw std::runtime_error("the stage before it sent nothing");
         }
-        pushed_in_ += data.size();
-        if (data.size() != request.to.size) {
-            throw std::runtime_error(
-                "the stage before it sent " + std::to_string(data.size()) + " bytes instead of " +
-                std::to_string(request.to.size)
-            );
-        }
-        received_bytes_ += data.size() + RECEIVED_OVERHEAD;
-        received_.push_back({to, std::move(data)});
-        if (received_bytes_ > wire::MAX_QUEUE_BYTES) {
-            write_received();  // a client that runs nothing must not fill our memory
-        }
+        return data;
     }
 
     // What was received is written with the inputs of the graph that follows; somebody else wants to see it now.
@@ -758,6 +842,34 @@ class session {
         }
     }
 
+    // Both this copy and the graph are waited for at once.
+    void copy_ahead(ggml_backend_t backend) {
+        const frame * next = has_gpu_ ? queue_->first() : nullptr;
+        if (next == nullptr) {
+            return;
+        }
+        // Both begin with what they send.
+        const auto command = static_cast<wire::command>(next->head.kind);
+        if (command != wire::command::push && command != wire::command::get) {
+            return;
+        }
+        const auto from = read_struct<wire::span>(*next);
+        const auto found = buffers_.find(from.buffer_id);
+        const bool is_own = found != buffers_.end() && found->second.buffer && from.size > 0;
+        if (uint8_t * data = is_own ? pinned_.take(from.size) : nullptr) {
+            byte_tensor bytes(find(from.buffer_id, from.offset, from.size), from.size);
+            ggml_backend_tensor_get_async(backend, &bytes.tensor, data, 0, from.size);
+            ahead_ = {from, data};
+        }
+    }
+
+    // Null where it was not copied.
+    const uint8_t * take_copied(const wire::span & from) {
+        const std::optional<copied_ahead> copied = std::exchange(ahead_, std::nullopt);
+        const bool is_same = copied && std::memcmp(&copied->from, &from, sizeof from) == 0;
+        return is_same ? copied->data : nullptr;
+    }
+
     void before_running(const built_graph & graph, const std::vector<placed_input> & inputs) {
         if (!deferred_.is_empty()) {
             deferred_.before_writing(
@@ -771,21 +883,28 @@ class session {
         if (found == graphs_.end()) {
             throw std::invalid_argument("a graph is run that was never sent");
         }
-        std::vector<placed_input> inputs = std::move(received_);
+        std::vector<placed_input> inputs;
+        read_inputs(message, sizeof(wire::graph_key), inputs);
+        receive_awaited();
+        std::move(received_.begin(), received_.end(), std::back_inserter(inputs));
         received_.clear();
         received_bytes_ = 0;
-        read_inputs(message, sizeof(wire::graph_key), inputs);
+        waits_.end();
         wire::telemetry cost{};
         const auto start = clock::now();
         cost.wait_ns = nanoseconds(start - idle_since_);
         cost.queued = queue_->waiting();
         before_running(found->second.built, inputs);
-        worker_.compute(found->second.built, inputs, [this] { return queue_->is_closed(); });
+        worker_.compute(
+            found->second.built, inputs, [this] { return queue_->is_closed(); },
+            [this](ggml_backend_t backend) { copy_ahead(backend); }
+        );
         for (placed_input & input : inputs) {
             worker_.buffers().give_back(std::move(input.bytes));
         }
         ran_ = true;
         idle_since_ = clock::now();
+        waits_.begin();
         cost.compute_ns = nanoseconds(idle_since_ - start);
         cost.bytes_in = link_.received_bytes() + pushed_in_ - counted_in_;
         cost.bytes_out = link_.sent_bytes() + pushed_out_ - counted_out_;
@@ -793,7 +912,14 @@ class session {
         counted_out_ += cost.bytes_out;
         cost.states_gone =
             std::any_of(rooms_.begin(), rooms_.end(), [](const auto & entry) { return entry.second->is_gone(); });
-        answer(wire::answer::done, message, {{&cost, sizeof cost}});
+        if (ahead_) {
+            // The next stage waits for what is sent now, and nobody for this.
+            link_.send_later(
+                static_cast<uint8_t>(wire::answer::done), message.head.ticket, {{&cost, sizeof cost}}
+            );
+        } else {
+            answer(wire::answer::done, message, {{&cost, sizeof cost}});
+        }
     }
 };
 

@@ -33,7 +33,7 @@ void worker::add_peer(uint32_t number, int fd) {
     const std::lock_guard lock(peers_mutex_);
     peers_[number] = peer;
     receivers_.emplace_back(peer, std::thread([this, peer, number] {
-                                receive_pushes(peer->wire);
+                                receive_pushes(*peer);
                                 const std::lock_guard again(peers_mutex_);
                                 const auto found = peers_.find(number);
                                 if (found != peers_.end() && found->second == peer) {
@@ -74,23 +74,50 @@ std::shared_ptr<peer_link> worker::find_peer(uint32_t number) {
     return found->second;
 }
 
-void worker::receive_pushes(link & peer) noexcept {
+void worker::receive_pushes(peer_link & peer) noexcept {
     try {
-        for (;;) {
-            wire::deliver address{};
-            const wire::header head = peer.receive_header();
-            if (head.kind != static_cast<uint8_t>(wire::command::deliver) || head.size < sizeof address) {
-                throw link_error("it speaks out of turn");
+        for (;; peer.wire.wait_for_more()) {
+            const std::lock_guard lock(peer.reading);
+            while (peer.wire.readable()) {
+                receive_push(peer.wire);
             }
-            peer.receive(&address, sizeof address);
-            std::vector<uint8_t> data = buffers_.take(head.size - sizeof address);
-            peer.receive(data.data(), data.size());
-            // A session that is gone, or hoards, loses its pushes; its own link tells its client.
-            pushed_.deliver(address.session, address.number, std::move(data));
         }
     } catch (const std::exception &) {
-        peer.shut();
+        peer.wire.shut();
     }
+}
+
+void worker::take_pushes() noexcept {
+    std::vector<std::shared_ptr<peer_link>> peers;
+    {
+        const std::lock_guard lock(peers_mutex_);
+        for (const auto & entry : peers_) {
+            peers.push_back(entry.second);
+        }
+    }
+    for (const std::shared_ptr<peer_link> & peer : peers) {
+        const std::unique_lock lock(peer->reading, std::try_to_lock);
+        try {
+            while (lock && peer->wire.holds_frame()) {
+                receive_push(peer->wire);
+            }
+        } catch (const std::exception &) {
+            peer->wire.shut();
+        }
+    }
+}
+
+void worker::receive_push(link & peer) {
+    wire::deliver address{};
+    const wire::header head = peer.receive_header();
+    if (head.kind != static_cast<uint8_t>(wire::command::deliver) || head.size < sizeof address) {
+        throw link_error("it speaks out of turn");
+    }
+    peer.receive(&address, sizeof address);
+    std::vector<uint8_t> data = buffers_.take(head.size - sizeof address);
+    peer.receive(data.data(), data.size());
+    // A session that is gone, or hoards, loses its pushes; its own link tells its client.
+    pushed_.deliver(address.session, address.number, std::move(data));
 }
 
 ggml_backend_ptr open_device(ggml_backend_dev_t device, int threads) {
@@ -145,7 +172,7 @@ void worker::write(const std::vector<placed_input> & inputs) {
 }
 
 void worker::compute_nodes(ggml_cgraph * nodes) {
-    if (ggml_backend_graph_compute(backend_.get(), nodes) != GGML_STATUS_SUCCESS) {
+    if (ggml_backend_graph_compute_async(backend_.get(), nodes) != GGML_STATUS_SUCCESS) {
         throw std::runtime_error("the device could not compute a graph");
     }
 }
@@ -178,6 +205,7 @@ void worker::compute_piece(const built_graph & graph, ggml_cgraph * piece) {
     for (const cpu_run & run : graph.cpu_runs) {
         if (run.first >= next && run.last <= end) {
             compute_until(run.first);
+            ggml_backend_synchronize(backend_.get());
             compute_on_cpu(run);
             next = run.last;
         }
@@ -186,6 +214,15 @@ void worker::compute_piece(const built_graph & graph, ggml_cgraph * piece) {
 }
 
 namespace {
+
+// Nothing that a device still reads or writes is let go before, whatever ends the graph.
+struct until_done {
+    ggml_backend_t backend;
+
+    ~until_done() {
+        ggml_backend_synchronize(backend);
+    }
+};
 
 // Where the device can be told.
 void end_early(ggml_backend_t backend, const std::function<bool()> & is_over) {
@@ -201,7 +238,8 @@ void end_early(ggml_backend_t backend, const std::function<bool()> & is_over) {
 }  // namespace
 
 void worker::compute(
-    built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over
+    built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over,
+    const std::function<void(ggml_backend_t)> & behind
 ) {
     const std::lock_guard lock(computing_);
     if (!backend_) {
@@ -217,10 +255,12 @@ void worker::compute(
         end_early(cpu_.get(), is_over);
     }
     try {
+        const until_done wait{backend_.get()};
         graph.run(
             [&](ggml_cgraph * piece) { compute_piece(graph, piece); }, fresh,
             [this] { ggml_backend_synchronize(backend_.get()); }
         );
+        behind(backend_.get());
     } catch (const std::bad_alloc &) {
         // ggml's CPU device has freed its scratch memory and would free it again: these are left alone for good.
         static_cast<void>(backend_.release());

@@ -62,13 +62,19 @@ class worker {
 
     // Computes one graph at a time, in the order in which sessions ask: those that computed together would share the
     // cores and both be slower, and each would keep scratch memory of its own. Inputs are written first, and checked. Ends early once `is_over` says so.
-    void
-    compute(built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over);
+    // `behind`: what the device is to do behind the graph, before anybody waits for it.
+    void compute(
+        built_graph & graph, const std::vector<placed_input> & inputs, const std::function<bool()> & is_over,
+        const std::function<void(ggml_backend_t)> & behind
+    );
 
     // A link to another worker, in both directions, until one of them closes it.
     void add_peer(uint32_t number, int fd);
     void drop_peer(uint32_t number);
     std::shared_ptr<peer_link> find_peer(uint32_t number);
+
+    // Takes in what peers have sent so far, in the thread that waits for it and would have to be woken.
+    void take_pushes() noexcept;
 
     // For tests: between runs compute buffers are filled with what no graph may read.
     void poison() {
@@ -123,7 +129,8 @@ class worker {
     void compute_piece(const built_graph & graph, ggml_cgraph * piece);
     void compute_nodes(ggml_cgraph * nodes);
     void compute_on_cpu(const cpu_run & run);
-    void receive_pushes(link & peer) noexcept;
+    void receive_pushes(peer_link & peer) noexcept;
+    void receive_push(link & peer);
 };
 
 }  // namespace mesh

@@ -476,6 +476,8 @@ class Plan:
     """Engines that run it at the same time, over the same stages; they come and go while it serves."""
     lanes_reason: str = ""
     """Why there are no more of them, where more were wanted; known to the host alone."""
+    moved: str = ""
+    """In whose place it runs, and what had to be read for that; empty where nothing ran before."""
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -20,6 +20,8 @@ from tests.support.waiting import until
 HEAL_S = 60.0
 ROOM = "20MB"
 """For the default model, which needs 12 MB, or for the other one."""
+ROOMS = {"one": "15.8MB", "two": "12.5MB"}
+"""The default one needs 12.3 MB, the other one 15.6, and more where it is split over what that leaves."""
 
 
 def load(owner: JoiningNode, file: Path | str, *options: str) -> None:
@@ -76,7 +78,11 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
         assert re.search(r"tiny goes to make room for it; \d+ MB to read again when it", planned.stdout)
         load(owner, file, *PLAN)
         until_states(*both, tiny="serving", coder="waiting")
-        until_told(both, "coder", "need 16 MB for the model, have 8 MB on 1 node; it would fit without tiny")
+        until_told(
+            both,
+            "coder",
+            "need 16 MB for the model, have 8 MB on 1 node; it would fit without tiny, 8 MB to read then",
+        )
         # Equals: whoever has the memory keeps it, and another priority restarts nothing.
         load(owner, "coder", "--priority", "-1")
         load(owner, "tiny", "--priority", "2")
@@ -86,7 +92,11 @@ def test_a_higher_priority_takes_the_memory_of_a_lower_one_and_gives_it_back(
 
         load(owner, "coder", "--priority", "5")
         until_states(*both, tiny="waiting", coder="serving")
-        until_told(both, "tiny", "need 12 MB for the model, have 4 MB on 1 node; it would fit without coder")
+        until_told(
+            both,
+            "tiny",
+            "need 12 MB for the model, have 4 MB on 1 node; it would fit without coder, 6 MB to read then",
+        )
         assert {each["name"]: each["priority"] for each in client.status()["models"]} == {
             "tiny": 2,
             "coder": 5,
@@ -118,16 +128,35 @@ def test_a_higher_priority_whose_file_is_broken_gives_the_memory_back(model: Pat
         assert text_of(owner, "tiny")
 
 
+def test_what_moves_is_told_with_the_reason_and_the_price(model: Path, tmp_path: Path) -> None:
+    """By the plan before, by `status` afterwards, and by every node."""
+    file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
+    with lab(model) as nodes:
+        owner = nodes.create("one", "--max-memory", ROOMS["one"])
+        other = nodes.join("two", owner, "--max-memory", ROOMS["two"], models=nodes.folder / "empty")
+        load(owner, file, *PLAN, "--priority", "-1")
+        until_states(owner, other, tiny="serving", coder="waiting")
+        planned = mesh_llm("plan", "--model", "coder", "--priority", "5", "--home", owner.home)
+        assert "tiny moves to two to make room for it; 6 MB to read there" in planned.stdout
+        load(owner, "coder", "--priority", "5")
+        until_states(owner, other, tiny="serving", coder="serving")
+        told = "moved from one to make room for coder, at the price of reading 6 MB"
+        for node in (owner, other):
+            shown = mesh_llm("status", "--home", node.home).stdout
+            assert re.search(rf"why +fits on two alone; {told}", shown), shown
+            assert re.search(rf"tiny \(default\) .*serving: fits on two alone; {told}", shown), shown
+            reasons = {each["name"]: each["reason"] for each in node.status()["models"]}
+            assert reasons == {"tiny": f"fits on two alone; {told}", "coder": ""}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("victim", ["one", "two"])
 def test_a_node_dies_while_a_model_moves_to_another_one(model: Path, tmp_path: Path, victim: str) -> None:
     """The default model leaves the only node that holds the other one, which is loaded there then."""
     file = tiny_gguf.write(tmp_path / "coder.gguf", "qwen3", layers=40)
-    # The default one needs 12.3 MB, the other one 15.6, and more where it is split over what that leaves.
-    rooms = {"one": "15.8MB", "two": "12.5MB"}
     with lab(model) as nodes:
-        owner = nodes.create("one", "--max-memory", rooms["one"])
-        other = nodes.join("two", owner, "--max-memory", rooms["two"], models=nodes.folder / "empty")
+        owner = nodes.create("one", "--max-memory", ROOMS["one"])
+        other = nodes.join("two", owner, "--max-memory", ROOMS["two"], models=nodes.folder / "empty")
         client = nodes.start("client", "--join", owner.token(role="client"), "--client").until_ready()
         names = {node.status()["node"]["id"]: node.name for node in (owner, other)}
         load(owner, file, *PLAN, "--priority", "-1")
@@ -150,11 +179,11 @@ def test_a_node_dies_while_a_model_moves_to_another_one(model: Path, tmp_path: P
         if victim == "one":
             until_states(other, client, tiny="serving", coder="waiting")
             assert text_of(client, "tiny") == text
-            nodes.start("one", "--max-memory", rooms["one"], models=tmp_path).until_ready()
+            nodes.start("one", "--max-memory", ROOMS["one"], models=tmp_path).until_ready()
         else:
             until_states(owner, client, tiny="waiting", coder="serving")
             assert ask(client, "tiny").status == 503
-            nodes.start("two", "--max-memory", rooms["two"], models=nodes.folder / "empty").until_ready()
+            nodes.start("two", "--max-memory", ROOMS["two"], models=nodes.folder / "empty").until_ready()
         until_states(client, tiny="serving", coder="serving")
         hosts = {each["name"]: names[each["host"]] for each in client.status()["models"]}
         assert hosts == {"tiny": "two", "coder": "one"}

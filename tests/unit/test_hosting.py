@@ -126,10 +126,11 @@ class NodeMemory:
         self.drained = 0
         mesh = cast(Mesh, self.mesh)
         plans = ModelPlans(HostedPlans(mesh, lambda: None), None)
+        demands = Demands(mesh, lambda: None, facts=lambda _: None)
         self.hosting = Hosting(
             mesh=mesh,
             plans=plans,
-            demand=ModelDemand(Demands(mesh, lambda: None), plans, is_busy=lambda: False),
+            demand=ModelDemand(demands, plans, is_busy=lambda: False),
             make_run=self._make_run,
             model=lambda: (planning.model(), self.settings),
             watcher=self,

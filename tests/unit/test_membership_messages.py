@@ -88,6 +88,7 @@ PLAN = Plan(
     predicted=Prediction(tok_s=12.5, first_token_s=0.5, prompt_tok_s=900.0),
     excluded=(Exclusion(node=NodeId("c" * 64), reason="too slow a link: 80 ms"),),
     reason="the fewest that hold it",
+    moved="moved from cay to make room for coder, at the price of reading 7.0 GB",
 )
 SETTINGS = MeshSettings(
     version=3,
@@ -244,7 +245,8 @@ def test_every_field_of_the_facts_is_sent() -> None:
 
 def test_plans_and_settings_come_back_as_they_went() -> None:
     waiting = replace(PLAN, mode=Mode.WAITING, host=None, stages=(), predicted=None, excluded=())
-    for plan in (PLAN, waiting):
+    assert "moved" not in plan_to_document(replace(PLAN, moved=""))
+    for plan in (PLAN, waiting, replace(PLAN, moved="")):
         assert plan_from_document(through_json(plan_to_document(plan))) == plan
     bare = replace(SETTINGS, context=None, tensor_split=None, layers=None)
     for settings in (SETTINGS, bare, replace(bare, digest="0f" * 32)):

@@ -75,7 +75,7 @@ class Hosted:
         self.busy = False
         mesh = cast(Mesh, self.mesh)
         self.changes = 0
-        self.demands = Demands(mesh, self._changed)
+        self.demands = Demands(mesh, self._changed, facts=lambda _: None)
         self.plans = ModelPlans(HostedPlans(mesh, lambda: None), fingerprint)
         self.demand = ModelDemand(self.demands, self.plans, is_busy=lambda: self.busy)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from mesh_llm.peers.model_demand import Demands, ModelDemand
 from mesh_llm.peers.model_plans import HostedPlans, ModelPlans
 from mesh_llm.planning import backoff
 from mesh_llm.planning.snapshot import Candidate, Snapshot
-from mesh_llm.types import Demand, Fingerprint, Mode, NodeFacts, NodeId, Plan, ServingPlan, State
+from mesh_llm.types import Demand, Fingerprint, Mode, ModelFacts, NodeFacts, NodeId, Plan, ServingPlan, State
 from tests.support import planning
 
 BIG, CODER = planning.FINGERPRINT, Fingerprint("c" * 64)
@@ -66,6 +67,12 @@ class Members:
 
 def published(facts: NodeFacts) -> list[ServingPlan]:
     return [*([facts.serving] if facts.serving is not None else []), *facts.also_serving]
+
+
+def plans_of(members: Members, model: Fingerprint) -> list[Plan]:
+    """By which a model is served."""
+    served = [plan for node in members.nodes.values() for plan in published(node.facts)]
+    return [each.plan for each in served if each.fingerprint == model]
 
 
 class OneView:
@@ -144,8 +151,15 @@ class Run:
 
 
 class Watcher:
+    """Hears all that hosting tells, and remembers the reasons."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def on_hosting(self, state: State, reason: str) -> None:
+        self.reasons.append(reason)
+
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """Whatever hosting tells, nobody listens."""
         return lambda *_: None
 
 
@@ -154,8 +168,9 @@ class Node:
 
     def __init__(self, members: Members, me: NodeId) -> None:
         mesh = cast(Mesh, OneView(members, me))
-        hosted, demands = HostedPlans(mesh, self.wake), Demands(mesh, self.wake)
+        hosted, demands = HostedPlans(mesh, self.wake), Demands(mesh, self.wake, facts=self.facts)
         self.plans = {each: ModelPlans(hosted, each) for each in (BIG, CODER)}
+        self.watchers = {each: Watcher() for each in self.plans}
         self.hosting = [self._hosting(members, mesh, demands, plans) for plans in self.plans.values()]
 
     def _hosting(self, members: Members, mesh: Mesh, demands: Demands, plans: ModelPlans) -> Hosting:
@@ -171,10 +186,13 @@ class Node:
             mesh=mesh,
             plans=plans,
             make_run=run,
-            model=lambda: (planning.model(fingerprint=fingerprint), members.wanted(fingerprint)),
-            watcher=cast(Any, Watcher()),
+            model=lambda: (self.facts(fingerprint), members.wanted(fingerprint)),
+            watcher=cast(Any, self.watchers[fingerprint]),
             demand=ModelDemand(demands, plans, is_busy=lambda: False),
         )
+
+    def facts(self, fingerprint: Fingerprint) -> ModelFacts:
+        return planning.model(fingerprint=fingerprint)
 
     def wake(self) -> None:
         for each in self.hosting:
@@ -236,6 +254,70 @@ async def test_a_higher_priority_takes_the_place_of_a_lower_one_once() -> None:
         members.settings = settings(big=9, coder=5)
         await until(nodes, lambda: members.served() == {"big": "me"})
         assert (members.started("big"), members.started("coder")) == (2, 1)
+
+
+def told_of_room(nodes: list[Node]) -> set[str]:
+    """All sentences of any node about who makes room for the other model."""
+    return {why for node in nodes for why in node.watchers[CODER].reasons if " room for it" in why}
+
+
+async def test_nodes_say_who_goes_why_and_at_what_price() -> None:
+    async with running(planning.node("me", 30), planning.node("weak", 5)) as (members, nodes):
+        members.settings = settings(context=1 << 20)
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        members.settings = settings(coder=5)
+        await until(nodes, lambda: members.served() == {"coder": "me"})
+        said = told_of_room(nodes)
+        assert said == {"big goes to make room for it; 20.0 GB to read again when it comes back"}
+        for node in nodes:
+            hears = node.watchers[BIG].reasons
+            price = "it would fit without coder, 20.0 GB to read then"
+            await until(nodes, partial(lambda reasons, price: price in "".join(reasons[-1:]), hears, price))
+        [plan] = plans_of(members, CODER)
+        assert plan.moved == "", "it ran nowhere before"
+
+
+async def test_nodes_say_what_moves_where_why_and_at_what_price() -> None:
+    """The plan that follows goes on saying it. The other machine is too small for the one that needs room."""
+    machines = planning.node("me", 30), planning.node("zoe", 23, gb_s=20, engine="another")
+    async with running(*machines) as (members, nodes):
+        members.settings = settings(context=1 << 20)
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        members.settings = settings(coder=5, context=32768)
+        await until(nodes, lambda: members.served() == {"big": "zoe", "coder": "me"})
+        assert told_of_room(nodes) == {"big moves to zoe to make room for it; 20.0 GB to read there"}
+        moved = "moved from me to make room for coder, at the price of reading 20.0 GB"
+        await until(nodes, lambda: [plan.moved for plan in plans_of(members, BIG)] == [moved])
+        await looked(nodes)
+        assert [plan.moved for node in nodes for plan in node.plans[BIG].decided.values()] == [moved, moved]
+        assert [plan.moved for plan in plans_of(members, CODER)] == [""]
+
+
+async def test_what_moves_since_it_is_faster_elsewhere_says_the_price() -> None:
+    machines = planning.node("me", 30), planning.node("zoe", 23, gb_s=20, engine="another")
+    async with running(*machines) as (members, nodes):
+        members.settings = settings(context=1 << 20)
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        slower = replace(members.nodes[NodeId("me")].facts, speed=planning.speed(5))
+        members.nodes[NodeId("me")] = replace(members.nodes[NodeId("me")], facts=slower)
+        await until(nodes, lambda: [plan.host for plan in plans_of(members, BIG)] == ["zoe"])
+        [plan] = plans_of(members, BIG)
+        assert plan.reason == "fits on zoe alone, the fastest of 2 nodes that hold it"
+        assert plan.moved == "moved from me, at the price of reading 20.0 GB"
+
+
+async def test_what_stays_with_less_context_says_why() -> None:
+    async with running(planning.node("me", 46)) as (members, nodes):
+        members.settings = replace(settings(), context=None, others=(replace(BESIDE, context=1 << 20),))
+        await until(nodes, lambda: members.served() == {"big": "me"})
+        members.settings = replace(members.settings, others=(replace(BESIDE, priority=5),))
+        await until(nodes, lambda: members.served() == {"big": "me", "coder": "me"})
+        await until(nodes, lambda: len(plans_of(members, BIG)) == 1)
+        [plan] = plans_of(members, BIG)
+        assert plan.context == 20992
+        assert plan.moved == "loaded anew to make room for coder, with nothing new to read"
+        why = "big is loaded anew with 20992 tokens of context to make room for it; nothing new to read"
+        assert told_of_room(nodes) == {why}
 
 
 async def test_where_both_fit_a_priority_moves_nothing() -> None:

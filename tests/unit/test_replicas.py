@@ -78,7 +78,8 @@ def plans_of(mesh: OneMesh) -> ModelPlans:
 
 def made(mesh: OneMesh) -> dict[int, Plan]:
     plans = plans_of(mesh)
-    demand = ModelDemand(Demands(cast(Mesh, mesh), lambda: None), plans, is_busy=lambda: False)
+    demands = Demands(cast(Mesh, mesh), lambda: None, facts=lambda _: None)
+    demand = ModelDemand(demands, plans, is_busy=lambda: False)
     decisions = Decisions(cast(Mesh, mesh), plans, demand)
     return decisions.made(model(), mesh.settings(), {}, serving=None, starting=None)
 

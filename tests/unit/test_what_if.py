@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_demand import Demands
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.experience import Experience
+from mesh_llm.planning.snapshot import Candidate
 from mesh_llm.report import what_if
 from mesh_llm.report.what_if import LookedAt
 from mesh_llm.types import Fingerprint, ServingPlan
@@ -26,12 +28,18 @@ WORDS = planning.model(files=(Path("words.gguf"),), fingerprint=Fingerprint("e" 
 BIG = planning.settings()
 BESIDE = replace(as_one(BIG), model="coder", alias="coder", fingerprint=CODER.fingerprint)
 
+OTHER = planning.node("two", 23, engine="another")
+"""Takes no part in splits."""
+
 
 class View:
-    """One node with so many gigabytes, which serves the big model and, beside it, those of `others`."""
+    """One node with so many gigabytes, which serves the big model and, beside it, those of `others`.
 
-    def __init__(self, gb: float, *others: Any) -> None:
-        self.in_force = replace(BIG, others=others)
+    Of `idle` nodes each has the files, and serves nothing.
+    """
+
+    def __init__(self, gb: float, *others: Any, idle: Sequence[Candidate] = (), in_force: Any = BIG) -> None:
+        self.in_force = replace(in_force, others=others)
         held = tuple(replace(planning.HELD, fingerprint=each.fingerprint) for each in self.in_force.models)
         node = planning.node("me", gb, models=held)
         self.plans = {
@@ -44,11 +52,14 @@ class View:
             ServingPlan(epoch=epoch, plan=plan, fingerprint=fingerprint)
             for epoch, (fingerprint, plan) in enumerate(self.plans.items())
         ]
-        self.nodes = planning.mesh(replace(node, facts=replace(node.facts, also_serving=tuple(served))))
+        idle = [replace(each, facts=replace(each.facts, models=held)) for each in idle]
+        serving = replace(node, facts=replace(node.facts, also_serving=tuple(served)))
+        self.nodes = planning.mesh(serving, *idle)
         self.id = "me"
         self.config = NodeConfig(home=Path("home"))
         self.mesh = self.model_files = self
-        self.others_loaded = Demands(cast(Mesh, self), on_change=lambda: None).others_loaded
+        demands = Demands(cast(Mesh, self), on_change=lambda: None, facts=lambda each: self.facts(each))
+        self.others_loaded, self.settled = demands.others_loaded, demands.settled
         self.models = lambda: [
             SimpleNamespace(settings=lambda each=each: each, hosting=SimpleNamespace(plan=plan))
             for each, plan in zip(self.in_force.models, self.plans.values(), strict=True)
@@ -59,6 +70,9 @@ class View:
 
     def snapshot(self) -> Any:
         return self.nodes
+
+    def name_of(self, node: str) -> str:
+        return node
 
     def unready(self) -> Any:
         return {}
@@ -149,6 +163,40 @@ async def test_a_more_important_model_takes_the_place_of_others_at_a_price(
     assert found["plan"]["mode"] == "solo"
     assert found["notes"] == [
         f"coder and big go to make room for it; {2 * weights / 1e9:.1f} GB to read again when they come back"
+    ]
+
+
+async def test_what_gives_way_moves_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other machine is too small for the model that needs the room."""
+    view = View(30, idle=[OTHER])
+    wish = {"model": "words", "context": 32768, "slots": 1, "priority": 1}
+    found = await asked(monkeypatch, view, **wish)
+    assert (found["plan"]["mode"], found["plan"]["host"]) == ("solo", "me")
+    assert found["notes"] == ["big moves to two to make room for it; 20.0 GB to read there"]
+
+
+async def test_what_gives_way_goes_where_its_file_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(30, idle=[OTHER])
+    monkeypatch.setattr(view, "facts", lambda fingerprint: None if fingerprint == BIG.fingerprint else WORDS)
+    found = await asked(monkeypatch, view, model="words", context=32768, slots=1, priority=1)
+    assert found["notes"] == ["big makes room for it; 20.0 GB to read again"]
+
+
+async def test_those_that_give_way_are_planned_as_the_mesh_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The more important one has the other machine; the other one waits."""
+    view = View(50, replace(BESIDE, priority=-1), idle=[OTHER])
+    found = await asked(monkeypatch, view, model="words", context=32768, slots=4, priority=1)
+    assert found["notes"] == [
+        "coder goes to make room for it; 20.0 GB to read again when it comes back; "
+        "big moves to two to make room for it; 20.0 GB to read there"
+    ]
+
+
+async def test_what_takes_all_memory_stays_with_less_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = View(46, in_force=replace(BIG, context=None))
+    found = await asked(monkeypatch, view, model="words", context=4096, slots=1, priority=1)
+    assert found["notes"] == [
+        "big is loaded anew with 20992 tokens of context to make room for it; nothing new to read"
     ]
 
 

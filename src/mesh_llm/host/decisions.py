@@ -12,6 +12,7 @@ from mesh_llm.peers.model_demand import ModelDemand
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.eligibility import without_layers
+from mesh_llm.planning.making_room import move
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan, ServingPlan, State
 
@@ -59,7 +60,8 @@ class Decisions:
             # Whoever hosts knows what is asked for; others see what came of it.
             seen = current.plan.lanes if current is not None else 1
             count = seen if own[0] is None else lanes
-            plans[number] = self._one(snapshot, model, wish, barred, current, own[1], count)
+            plan = self._one(snapshot, model, wish, barred, current, own[1], count)
+            plans[number] = self._with_move(plan, current, self._plans.decided.get(number))
         return plans
 
     def with_room(
@@ -80,9 +82,12 @@ class Decisions:
             snapshot = self._plans.snapshot(first, {}, gone)
             return decide(snapshot, model, settings, current=None, barred={**failed, **self._mesh.unready()})
 
-        if (room := self._demand.room_for(plans[first], without)) is None:
+        room = self._demand.room_for(plans[first], without)
+        goes = room.goes if room is not None else ()
+        self._plans.displaced = frozenset(each.fingerprint for each in goes if each.gives_way)
+        if room is None:
             return {**plans}, {**plans}
-        own = {**plans, first: room.told(plans[first])}
+        own = {**plans, first: room.told(plans[first], self._mesh.name_of)}
         return own, {**own, first: room.plan} if room.takes_over else own
 
     def own_part(self, plans: Mapping[int, Plan], *, is_free: bool) -> Plan:
@@ -133,6 +138,17 @@ class Decisions:
             if plan.mode is not Mode.WAITING:
                 return plan
         return decide(snapshot, model, settings, current=current, barred=barred, lanes=lanes)
+
+    def _with_move(self, plan: Plan, current: ServingPlan | None, last: Plan | None) -> Plan:
+        """With what it says of the plan whose place it takes, for as long as it is the plan."""
+        running = current.plan if current is not None else None
+        same = next((each for each in (running, last) if each is not None and each.key == plan.key), None)
+        if same is not None:
+            return replace(plan, moved=same.moved)
+        if running is None or plan.mode is Mode.WAITING:
+            return plan
+        moved = move(running, plan, self._mesh.name_of, room_for=self._plans.gives_way_to())
+        return replace(plan, moved=moved)
 
     def _leaving(self) -> set[NodeId]:
         """Members that go as soon as others do without them: until then they go on with what they lend."""

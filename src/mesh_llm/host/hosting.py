@@ -207,7 +207,7 @@ class Hosting:
             self._retire()
             if is_over and self.plan is not None:
                 self.plan = None
-                self._plans.rest()
+                self._plans.decide({})
                 self._watcher.on_standing_by()
             return
         model, settings = known

@@ -37,6 +37,8 @@ def plan_to_document(plan: Plan) -> Document:
     document = _PLAN.write(plan)
     if plan.lanes == 1:
         del document["lanes"]
+    if not plan.moved:
+        del document["moved"]
     joined = _joined(plan.stages)
     if len(joined) == len(plan.stages):
         return document
@@ -129,4 +131,5 @@ _PLAN = Shape(
     excluded=items(_EXCLUDED_LIMIT, _EXCLUSION.read, _EXCLUSION.write),
     reason=_SENTENCE,
     lanes=whole(_LANES_MOST),
+    moved=_SENTENCE,
 )

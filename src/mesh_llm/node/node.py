@@ -227,7 +227,7 @@ class Node:
     def _compose_models(self) -> None:
         """A service for each model of the mesh."""
         self.cpu_library = self._compose_cpu_library()
-        self.demands = Demands(self.mesh, on_change=lambda: self.models.wake())
+        self.demands = Demands(self.mesh, on_change=lambda: self.models.wake(), facts=self.model_files.facts)
         parts = NodeParts(
             name=self.name,
             mesh=self.mesh,
@@ -289,6 +289,7 @@ class Node:
             console_url=lambda: self._console.url,
             first_token=self._first_token,
             others_loaded=self.demands.others_loaded,
+            settled=self.demands.settled,
             token_s=lambda run: self.history.token_s(run),
             experience=lambda plan: self._experience.of(plan),
             experience_before=lambda plan: self._experience.before(plan),

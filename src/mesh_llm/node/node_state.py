@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mesh_llm.node.model_state import ModelState
 from mesh_llm.peers.mesh import Mesh
-from mesh_llm.sanitise import line
+from mesh_llm.sanitise import SENTENCE_CHARS, line
 from mesh_llm.types import State
 
 
@@ -50,4 +50,4 @@ class NodeState:
             return
         self.value, self.reason = state, line(reason)
         if self.takes_part:
-            self._mesh.publish(state=state, reason=reason[:200])
+            self._mesh.publish(state=state, reason=reason[:SENTENCE_CHARS])

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
 
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
-from mesh_llm.planning.making_room import Loaded, Room, kept_by, make_room
-from mesh_llm.types import Demand, Fingerprint, Mode, NodeId, Plan, Role
+from mesh_llm.planning.giving_way import GivingWay
+from mesh_llm.planning.making_room import Loaded, Room, make_room, with_kept
+from mesh_llm.sanitise import SENTENCE_CHARS
+from mesh_llm.types import Demand, Fingerprint, Mode, ModelFacts, NodeId, Plan, Role
 
 DEMAND_TICK_S = 0.5
 """Between two looks at what is to be told: each change is gossip to everybody."""
@@ -34,14 +35,20 @@ FAILURES_MOST = 3
 """In a row, before clients are told that it cannot be loaded: a node that was lost is one of them."""
 QUIET_S = 1.0
 """After its last answer, before a model counts as idle: the next turn of a conversation comes at once."""
-_REASON_CHARS = 200
 
 
 class Demands:
     """What this node tells of all models on demand."""
 
-    def __init__(self, mesh: Mesh, on_change: Callable[[], None]) -> None:
-        """`on_change`: another model is wanted here, or one no longer."""
+    def __init__(
+        self,
+        mesh: Mesh,
+        on_change: Callable[[], None],
+        *,
+        facts: Callable[[Fingerprint], ModelFacts | None],
+    ) -> None:
+        """`on_change`: another model is wanted here, or one no longer. `facts`: of those that are here."""
+        self._facts = facts
         self.mesh = mesh
         self.models: list[ModelDemand] = []
         self.going: dict[Fingerprint, tuple[Fingerprint, float]] = {}
@@ -100,6 +107,7 @@ class Demands:
                 idle_since=self.idle_since(each.fingerprint),
                 priority=each.rank,
                 gives_way=settings.gives_way(each, own),
+                plans=self._plans_of(each.fingerprint),
             )
             for each in self._others_with_memory(own)
             if settings.is_on_demand(each) or settings.gives_way(each, own)
@@ -113,6 +121,30 @@ class Demands:
             for each in self._others_with_memory(own)
             if each.fingerprint not in may_go
         ]
+
+    def settled(self, room: Room, own: Fingerprint) -> Room:
+        """Room for a model, with what becomes of those that give way."""
+        settings = self.mesh.settings()
+        models = settings.by_priority if settings is not None else ()
+        return GivingWay(
+            snapshot=self.mesh.snapshot(),
+            beside={
+                each.fingerprint: self._plans_of(each.fingerprint)
+                for each in models
+                if each.fingerprint != own
+            },
+            models=models,
+            facts=self._facts,
+            may_go=self.others_loaded,
+            barred=self.mesh.unready(),
+        ).settled(room)
+
+    def _plans_of(self, fingerprint: Fingerprint) -> tuple[Plan, ...]:
+        """That have memory: those that serve, and replicas that are being loaded."""
+        starting = (plan for member in self.mesh.alive() for plan in member.facts.starting)
+        plans = {each.replica: each.plan for each in starting if each.fingerprint == fingerprint}
+        served = self.mesh.replicas(fingerprint).items()
+        return tuple({**plans, **{number: each.plan for number, (_, each) in served}}.values())
 
     def _others_with_memory(self, own: ModelSettings) -> list[ModelSettings]:
         models = () if (settings := self.mesh.settings()) is None else settings.models
@@ -256,13 +288,13 @@ class ModelDemand:
         room = make_room(loaded, plan_without) if loaded else Room(plan=plan)
         self.hopeless = not room.is_enough
         if not room.is_enough and (kept := self._demands.others_kept(own)):
-            room = replace(room, kept_by=kept_by(loaded, kept, plan_without))
+            room = with_kept(room, loaded, kept, plan_without)
         idle = [each for each in room.goes if not each.gives_way]
         if idle and room.plan.host == self._mesh.me:
             until = time.monotonic() + GOES_S
             self._demands.going |= {each.fingerprint: (self._fingerprint, until) for each in idle}
             self._demands.tell()
-        return room
+        return self._demands.settled(room, own.fingerprint)
 
     # -- what is told --------------------------------------------------------------------------
 
@@ -299,7 +331,7 @@ class ModelDemand:
             wanted=wanted,
             idle_since=self._may_go_since(settings),
             goes_for=self._demands.goes_for(own),
-            reason=self.reason[:_REASON_CHARS] if speaks else "",
+            reason=self.reason[:SENTENCE_CHARS] if speaks else "",
             hopeless=speaks and (has_failed or self.hopeless),
         )
         return demand if demand != Demand(fingerprint=own) else None
@@ -312,7 +344,7 @@ class ModelDemand:
             return None
         if self._plans.begun is None and not self._is_speaker():
             return None
-        return Demand(fingerprint=self._fingerprint, reason=self.reason[:_REASON_CHARS])
+        return Demand(fingerprint=self._fingerprint, reason=self.reason[:SENTENCE_CHARS])
 
     def _is_wanted_here(self) -> bool:
         """By this node's clients, or by lite clients that are connected to it."""

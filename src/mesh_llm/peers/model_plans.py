@@ -65,6 +65,8 @@ class ModelPlans:
         """Requests wait for the engine here, or did until not long ago."""
         self.fails = False
         """It failed here again and again, and leaves the memory to those that gave way to it."""
+        self.displaced: frozenset[Fingerprint] = frozenset()
+        """Models that give way to it now."""
         hosted.models.append(self)
 
     @property
@@ -138,10 +140,6 @@ class ModelPlans:
         self.begun = starting
         self._hosted.tell()
 
-    def rest(self) -> None:
-        """Nothing is to be done with the model now."""
-        self.decide({})
-
     def crowd(self, is_crowded: bool) -> None:
         if is_crowded != self.is_crowded:
             self.is_crowded = is_crowded
@@ -153,6 +151,7 @@ class ModelPlans:
             self._hosted.tell()
 
     def decide(self, plans: Mapping[int, Plan]) -> None:
+        """None, where nothing is to be done with the model now."""
         before, self.decided = self.decided, plans
         if _keys(before) != _keys(plans):
             self._hosted.on_decided()
@@ -182,6 +181,14 @@ class ModelPlans:
         known = (served, self._begun(self.fingerprint), earlier)
         plans = [plan for found in known for number, plan in found.items() if number != replica]
         return {node: "computes for another replica of the model" for plan in plans for node in plan.nodes}
+
+    def gives_way_to(self) -> str:
+        """The name of the model that this one makes room for now, or nothing."""
+        for plans in self._hosted.models:
+            settings = plans.settings() if plans.decided and self.fingerprint in plans.displaced else None
+            if settings is not None:
+                return settings.alias
+        return ""
 
     def own_memory_bytes(self) -> int:
         """All that a plan of this model may take of this node."""

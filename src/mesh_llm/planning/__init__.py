@@ -28,7 +28,8 @@ asyncio, socket, time, os or subprocess.
     experience       what a plan has shown, and what follows for its prediction
     model_speed      what a device can do with the model at hand
     other_models     what other models leave of memory and speed
-    making_room      which models have to go for another one
+    making_room      which models have to go or move for another one, and at what price
+    giving_way       what becomes of those
     replicas         how often a model runs, and when it has too much to do
     shared_machines  speed of nodes that share a machine
     token_time       where a token's time goes

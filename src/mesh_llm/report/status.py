@@ -102,7 +102,7 @@ def _served(model: ModelView) -> ServedModelStatus:
         fingerprint=settings.fingerprint if settings is not None else "",
         default=model.plans.is_default,
         state=health.state,
-        reason=health.reason,
+        reason=health.reason or (_why(plan) if plan is not None and plan.moved else ""),
         host=published[0] if published is not None else None,
         mode=plan.mode if plan is not None else None,
         context=plan.context if plan is not None else None,
@@ -126,6 +126,11 @@ def _served(model: ModelView) -> ServedModelStatus:
         draft=_draft(model, settings) if settings is not None else None,
         adapters=_adapters(settings) if settings is not None else (),
     )
+
+
+def _why(plan: Plan) -> str:
+    """The reason, and of a plan that took another one's place what moved and at what price."""
+    return f"{plan.reason}; {plan.moved}" if plan.moved else plan.reason
 
 
 def _nodes(plan: Plan) -> tuple[NodeId, ...]:
@@ -368,7 +373,7 @@ def plan_status(plan: Plan | None, *, epoch: int | None, seen: Experience = _NOT
             for stage in plan.stages
         ),
         excluded=tuple(ExcludedStatus(node=left.node, reason=left.reason) for left in plan.excluded),
-        reason=plan.reason,
+        reason=_why(plan),
         predicted_tok_s_low=round(slow, 2) if slow is not None else None,
         predicted_tok_s_high=round(fast, 2) if fast is not None else None,
         predicted_first_token_low_s=round(early, 3) if early is not None else None,

@@ -18,8 +18,8 @@ from mesh_llm.peers.mesh import Mesh
 from mesh_llm.peers.model_plans import ModelPlans
 from mesh_llm.peers.remote_engine import RemoteEngine
 from mesh_llm.planning.experience import Experience
-from mesh_llm.planning.making_room import Loaded
-from mesh_llm.types import MeshId, NodeId, Plan
+from mesh_llm.planning.making_room import Loaded, Room
+from mesh_llm.types import Fingerprint, MeshId, NodeId, Plan
 from mesh_llm.worker.lending import Lending
 
 
@@ -59,6 +59,8 @@ class NodeView:
     """What the last client here waited for one, of the engine that serves now."""
     others_loaded: Callable[[ModelSettings], Sequence[Loaded]]
     """Models that have memory, and may have to go for another one."""
+    settled: Callable[[Room, Fingerprint], Room]
+    """Room for a model, with what becomes of those that give way to it."""
     token_s: Callable[[PlanRun], float | None]
     """Between two tokens of one answer, as last seen."""
     experience: Callable[[Plan], Experience]

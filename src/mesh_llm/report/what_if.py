@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -25,7 +25,8 @@ from mesh_llm.models.names import Here
 from mesh_llm.planning.alternative import Alternative, alternative
 from mesh_llm.planning.decide import decide
 from mesh_llm.planning.experience import Experience, plan_key
-from mesh_llm.planning.making_room import Room, make_room
+from mesh_llm.planning.fit import gigabytes
+from mesh_llm.planning.making_room import make_room
 from mesh_llm.planning.other_models import without
 from mesh_llm.planning.snapshot import Candidate, Snapshot, listing
 from mesh_llm.planning.speculation import draft_off, made_by, model_draft_depth
@@ -155,7 +156,8 @@ async def over_mesh(view: NodeView, wishes: Mapping[str, Any]) -> dict[str, Any]
     loaded = view.others_loaded(settings) if plan.mode is Mode.WAITING else ()
     room = make_room(loaded, plan_without) if loaded else None
     if room is not None and room.is_enough:
-        told = (*told, _room_text(room, beside))
+        settled = view.settled(room, model.fingerprint)
+        told = (*told, settled.reason(view.mesh.name_of))
     if room is not None and room.goes:
         plan, gone = room.plan, {each.fingerprint for each in room.goes}
         beside = {fingerprint: plans for fingerprint, plans in beside.items() if fingerprint not in gone}
@@ -232,24 +234,10 @@ def _left(snapshot: Snapshot, beside: Beside, gone: Collection[Fingerprint]) -> 
 
 
 def _beside_text(names: Sequence[str], beside: Beside, *, frees: bool) -> str:
-    held = _size(plan.need_bytes for plans in beside.values() for plan in plans)
+    held = gigabytes(sum(plan.need_bytes for plans in beside.values() for plan in plans))
     hold, them = ("holds", "it") if len(names) == 1 else ("hold", "them")
     without_them = f"; without {them}, this model would fit" if frees else ""
     return f"planned beside {' and '.join(names)}, which {hold} {held}{without_them}"
-
-
-def _room_text(room: Room, beside: Beside) -> str:
-    """Who makes room for the model, and what it costs to load them again."""
-    going = room.goes or room.stays
-    plans = [plan for each in going for plan in beside.get(each.fingerprint, ())]
-    read = _size(stage.weight_bytes for plan in plans for stage in plan.stages)
-    back = "it comes" if len(going) == 1 else "they come"
-    return f"{room.reason}; {read} to read again when {back} back"
-
-
-def _size(parts: Iterable[int]) -> str:
-    size = sum(parts)
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 async def _settings(

@@ -23,6 +23,7 @@ from mesh_llm.bench.client import client
 from mesh_llm.bench.rigs import Rig
 from mesh_llm.bench.sides import Seen, complete, decode_speed, prefill_speed
 from mesh_llm.engine import build
+from mesh_llm.engine.cuda_mps import serves_this_user
 from mesh_llm.engine.inspect import read_gguf
 from mesh_llm.engine.worker_process import WorkerProcess, lend
 from mesh_llm.errors import MeshError
@@ -76,7 +77,8 @@ async def measure(plan: Plan) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     return tuple(rows), (
         f"synthetic llama of 32 layers, {facts.size_bytes / 1e9:.1f} GB, Q4_0, context 8192; "
         f"prefill of {PROMPT} tokens, decode of {DECODED} after a prompt of {SHORT}",
-        "all processes share one GPU: their kernels take turns on it",
+        "all processes share one GPU"
+        + (" by CUDA's multi-process service" if serves_this_user() else ": their kernels take turns on it"),
         "load: from the start of the engine process until it answers; workers of ours run already, and from "
         "the second turn on hold the weights; those of stock are sent them each time",
     )

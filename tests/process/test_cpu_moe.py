@@ -15,7 +15,7 @@ from mesh_llm.engine.spec import MainMemorySpec
 from mesh_llm.errors import EngineFailed
 from mesh_llm.lab.split import SplitPlan, worker_spec
 from tests.support import tiny_gguf
-from tests.support.architectures import CUTS, MODELS, OMITTED
+from tests.support.architectures import CUTS, EXCEPTIONS, MODELS, OMITTED
 from tests.support.engine_lab import EngineLab, completion
 from tests.support.sampling import sampled
 from tests.support.split import lenders, over, plan_for, token_ids
@@ -43,8 +43,10 @@ def test_any_weight_can_lie_there(architecture: str, lab: EngineLab) -> None:
 def check(architecture: str, pattern: str, lab: EngineLab) -> None:
     tiny = lab.write(architecture, MODELS[architecture], omitted=OMITTED.get(architecture, ()))
     cut = CUTS.get(architecture, (2, 2))
-    plain = lab.answers(tiny, REQUESTS, *cut)
-    kept = lab.answers(tiny, REQUESTS, *cut, in_main_memory=pattern)
+    # Several runs for a token leave something to each other.
+    poison = architecture not in EXCEPTIONS
+    plain = lab.answers(tiny, REQUESTS, *cut, poison=poison)
+    kept = lab.answers(tiny, REQUESTS, *cut, poison=poison, in_main_memory=pattern)
     assert kept.said == plain.said
     assert kept.costs == plain.costs
 

@@ -97,7 +97,8 @@ def test_status_shows_nodes_links_plan_and_stages(nodes: tuple[NodeProcess, Node
     summary = dict(line.split(maxsplit=1) for line in texts[0].split("\n\n")[0].splitlines())
     assert summary["node"] == "one (host)"
     assert summary["plan"] == "split over 2 nodes, hosted by one"
-    assert summary["why"] == "--split: over all 2 nodes that can take part"
+    # What else it says depends on whether the first one served alone before the second came.
+    assert summary["why"].startswith("--split: over all 2 nodes that can take part")
     assert summary["weights"] == "66 MB in memory, 0 MB sent over links"
     assert " tok/s, predicted " in summary["speed"]
     assert summary["api"] == first.url

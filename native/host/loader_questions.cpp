@@ -1,11 +1,14 @@
 #include "host/loader_questions.h"
 
+#include "rules/validate.h"
+
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "gguf.h"
 
 #include <algorithm>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 
 namespace mesh {
@@ -49,7 +52,7 @@ const ggml_tensor * rwkv_with(ggml_context * c, ggml_tensor * weight) {
 
 // Of a weight with a number for each head; `inner`: the size of all heads together.
 const ggml_tensor * scan_with(ggml_context * c, ggml_tensor * weight, int64_t inner) {
-    const int64_t heads = weight->ne[0];
+    const int64_t heads = std::max<int64_t>(weight->ne[0], 1);
     const int64_t size = std::max<int64_t>(inner / heads, 1);
     constexpr int64_t state = 128;
     const auto rows = [&] { return ggml_new_tensor_4d(c, GGML_TYPE_F32, state, 1, TOKENS, 1); };
@@ -255,6 +258,18 @@ likely_norms(ggml_context * c, const std::string & name, const ggml_tensor * wei
     return norms;
 }
 
+// Workers send away who asks about tensors that are too large to be any.
+bool can_be_asked(const op_question & question) {
+    try {
+        for (size_t i = 0; i < question.size(); ++i) {
+            check_entry(question, i);
+        }
+        return true;
+    } catch (const std::invalid_argument &) {
+        return false;
+    }
+}
+
 }  // namespace
 
 loader_question::loader_question(const ggml_tensor * op) {
@@ -275,7 +290,7 @@ std::vector<op_question> likely_loader_questions(const std::vector<gguf_context_
     support_cache found;
     const auto add = [&](const ggml_tensor * op) {
         op_question question = question_about(op);
-        if (found.find(question) == nullptr) {
+        if (can_be_asked(question) && found.find(question) == nullptr) {
             found.add(question, {});
             questions.push_back(std::move(question));
         }

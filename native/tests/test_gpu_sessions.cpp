@@ -10,8 +10,10 @@
 #include "ggml-mesh.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 using namespace session;
 
@@ -85,4 +87,32 @@ TEST("gpu sessions: what is copied ahead is checked as any other command") {
     other.send_run();
     other.send(mesh::wire::command::get, {{&outside, sizeof outside}});
     CHECK_CONTAINS(other.complaint(), "a range lies outside of its buffer");
+}
+
+TEST("gpu sessions: a peer that sends without end holds up nobody") {
+    deferring_device lent;
+    worker remote(&lent, QUOTA);
+    const auto pair = sockets();
+    CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 0, pair.first), 0);
+    std::atomic<bool> over{false};
+    std::thread flood([&over, fd = pair.second] {
+        mesh::link peer(fd, "peer");
+        const mesh::wire::deliver nobody = {{{1, 2}}, 3};
+        check::thrown([&] {
+            while (!over) {
+                peer.send(static_cast<uint8_t>(mesh::wire::command::deliver), 0, {{&nobody, sizeof nobody}});
+            }
+        });
+    });
+    {
+        rogue_client waiting(remote);
+        waiting.greet();
+        CHECK(waiting.alloc(1, 64));
+        const mesh::wire::recv never = {{1, 0, 0, 32}, 7};
+        waiting.send(mesh::wire::command::recv, {{&never, sizeof never}});
+        waiting.send(mesh::wire::command::clear, {});
+    }
+    remote.join();  // its session ends with its link
+    over = true;
+    flood.join();
 }

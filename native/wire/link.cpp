@@ -211,27 +211,25 @@ bool link::readable() const noexcept {
     return begin_ != end_ || poll(&self, 1, 0) > 0;
 }
 
-bool link::holds_frame() noexcept {
+void link::take_arrived() noexcept {
     if (begin_ > 0) {
         std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
         end_ -= std::exchange(begin_, 0);
     }
-    for (;;) {
-        wire::header head{};
-        if (end_ >= sizeof head) {
-            std::memcpy(&head, buffer_.data(), sizeof head);
-            if (end_ - sizeof head >= head.size) {
-                return true;
-            }
-        }
-        const size_t room = buffer_.size() - end_;
-        const ssize_t count = room > 0 ? recv(fd_, buffer_.data() + end_, room, MSG_DONTWAIT) : 0;
-        if (count <= 0) {
-            return false;  // whoever reads on will see why
-        }
+    const ssize_t count = recv(fd_, buffer_.data() + end_, buffer_.size() - end_, MSG_DONTWAIT);
+    if (count > 0) {  // else whoever reads on will see why
         received_.fetch_add(static_cast<uint64_t>(count), std::memory_order_relaxed);
         end_ += static_cast<size_t>(count);
     }
+}
+
+bool link::holds_frame() const noexcept {
+    wire::header head{};
+    if (end_ - begin_ < sizeof head) {
+        return false;
+    }
+    std::memcpy(&head, buffer_.data() + begin_, sizeof head);
+    return end_ - begin_ - sizeof head >= head.size;
 }
 
 void link::wait_for_more() const noexcept {

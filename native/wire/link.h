@@ -62,9 +62,12 @@ class link {
     // True if a read would not wait: something has arrived, or the link has ended.
     bool readable() const noexcept;
 
-    // True if receiving a frame would not wait: all of it has arrived. Never of one that is larger than the link's own
-    // memory.
-    bool holds_frame() noexcept;
+    // Reads what has arrived, as far as the link's own memory has room for it.
+    void take_arrived() noexcept;
+
+    // True if all of a frame has been read like that: receiving it would not wait. Never of one that is larger than the
+    // link's own memory.
+    bool holds_frame() const noexcept;
 
     // Waits until something arrives, or the link ends. Another thread may read meanwhile.
     void wait_for_more() const noexcept;

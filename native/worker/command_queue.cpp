@@ -5,9 +5,14 @@
 
 namespace mesh {
 
+bool command_queue::has_room() {
+    const std::lock_guard lock(mutex_);
+    return can_put();
+}
+
 bool command_queue::put(frame && message) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return closed_ || bytes_ <= wire::MAX_QUEUE_BYTES; });
+    changed_.wait(lock, [&] { return can_put(); });
     if (closed_) {
         return false;
     }

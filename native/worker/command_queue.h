@@ -19,6 +19,9 @@ class command_queue {
     // Waits for room. False when the session is over.
     bool put(frame && message);
 
+    // Whether putting a frame would not wait.
+    bool has_room();
+
     // The next frame; false at the end. Frames that arrived before the end are dropped: nobody waits for them.
     bool take(frame & message);
 
@@ -45,6 +48,10 @@ class command_queue {
     uint64_t bytes_ = 0;
     bool closed_ = false;
     std::string failure_;
+
+    bool can_put() const {
+        return closed_ || bytes_ <= wire::MAX_QUEUE_BYTES;
+    }
 
     bool can_take() const {
         return closed_ || !failure_.empty() || !frames_.empty();

@@ -63,7 +63,6 @@ constexpr uint32_t MAX_ATTACHED = 1U << 17;             // weights; the largest 
 constexpr uint64_t MAX_RUN_INPUT_BYTES = 512ULL << 20;  // inputs of one RUN: a few bytes may stand for many
 constexpr uint64_t RECEIVED_OVERHEAD = 256;             // what keeping a push costs besides its bytes
 constexpr size_t MAX_AWAITED = 256;                     // pushes that a graph reads
-constexpr uint32_t TAKEN_AT_ONCE = 64;                  // commands, by who executes them
 
 class session {
   public:
@@ -211,11 +210,16 @@ class session {
         return queue_->take(message);
     }
 
-    // What has come so far, in the thread that waits for it and would have to be woken.
+    // What has come so far, in the thread that waits for it and would have to be woken. That is the one that makes room
+    // in the queue, too: it must not wait for any.
     void take_commands() noexcept {
         const std::unique_lock lock(reading_, std::try_to_lock);
+        if (!lock) {
+            return;
+        }
         try {
-            while (lock && queue_->waiting() < TAKEN_AT_ONCE && link_.holds_frame()) {
+            link_.take_arrived();
+            while (queue_->has_room() && link_.holds_frame()) {
                 queue_->put(link_.receive_frame());
             }
         } catch (const std::exception &) {
@@ -883,12 +887,12 @@ class session {
         if (found == graphs_.end()) {
             throw std::invalid_argument("a graph is run that was never sent");
         }
-        std::vector<placed_input> inputs;
-        read_inputs(message, sizeof(wire::graph_key), inputs);
+        std::vector<placed_input> sent;
+        read_inputs(message, sizeof(wire::graph_key), sent);
         receive_awaited();
-        std::move(received_.begin(), received_.end(), std::back_inserter(inputs));
-        received_.clear();
+        std::vector<placed_input> inputs = std::exchange(received_, {});
         received_bytes_ = 0;
+        std::move(sent.begin(), sent.end(), std::back_inserter(inputs));
         waits_.end();
         wire::telemetry cost{};
         const auto start = clock::now();

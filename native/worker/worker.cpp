@@ -87,7 +87,7 @@ void worker::receive_pushes(peer_link & peer) noexcept {
     }
 }
 
-void worker::take_pushes() noexcept {
+void worker::take_pushes() {
     std::vector<std::shared_ptr<peer_link>> peers;
     {
         const std::lock_guard lock(peers_mutex_);
@@ -97,8 +97,13 @@ void worker::take_pushes() noexcept {
     }
     for (const std::shared_ptr<peer_link> & peer : peers) {
         const std::unique_lock lock(peer->reading, std::try_to_lock);
+        if (!lock) {
+            continue;
+        }
         try {
-            while (lock && peer->wire.holds_frame()) {
+            // Once: a peer may send without end, and all that is read has to be taken before its thread sleeps.
+            peer->wire.take_arrived();
+            while (peer->wire.holds_frame()) {
                 receive_push(peer->wire);
             }
         } catch (const std::exception &) {
@@ -245,7 +250,6 @@ void worker::compute(
     if (!backend_) {
         backend_ = open_device(device_, threads_);
     }
-    write(inputs);
     const std::vector<fresh_bytes> fresh = fresh_from(inputs);
     end_early(backend_.get(), is_over);
     if (!graph.cpu_runs.empty() && !cpu_) {
@@ -256,6 +260,7 @@ void worker::compute(
     }
     try {
         const until_done wait{backend_.get()};
+        write(inputs);
         graph.run(
             [&](ggml_cgraph * piece) { compute_piece(graph, piece); }, fresh,
             [this] { ggml_backend_synchronize(backend_.get()); }

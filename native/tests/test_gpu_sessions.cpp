@@ -14,6 +14,8 @@
 #include <cmath>
 #include <cstring>
 #include <thread>
+#include <unistd.h>
+#include <vector>
 
 using namespace session;
 
@@ -96,13 +98,17 @@ TEST("gpu sessions: a peer that sends without end holds up nobody") {
     CHECK_EQUAL(ggml_mesh_worker_add_peer(remote.handle(), 0, pair.first), 0);
     std::atomic<bool> over{false};
     std::thread flood([&over, fd = pair.second] {
-        mesh::link peer(fd, "peer");
-        const mesh::wire::deliver nobody = {{{1, 2}}, 3};
-        check::thrown([&] {
-            while (!over) {
-                peer.send(static_cast<uint8_t>(mesh::wire::command::deliver), 0, {{&nobody, sizeof nobody}});
-            }
-        });
+        struct {
+            mesh::wire::header head;
+            mesh::wire::deliver to_nobody;
+        } frame{};
+        frame.head.kind = static_cast<uint8_t>(mesh::wire::command::deliver);
+        frame.head.size = sizeof frame.to_nobody;
+        frame.to_nobody.session = {{1, 2}};
+        const std::vector<decltype(frame)> many(10'000, frame);
+        while (!over && write(fd, many.data(), many.size() * sizeof frame) > 0) {
+        }
+        close(fd);
     });
     {
         rogue_client waiting(remote);

@@ -79,66 +79,43 @@ const ggml_tensor * meant_by(ggml_context * c, const ggml_tensor * op, ggml_tens
 }
 
 // Numbers of a model that shapes of weights do not tell; 0 where it has none.
-class model_numbers {
-  public:
-    explicit model_numbers(const gguf_context * file) : file_(file) {
-        const int64_t key = gguf_find_key(file, "general.architecture");
-        if (key >= 0 && gguf_get_kv_type(file, key) == GGUF_TYPE_STRING) {
-            architecture_ = gguf_get_val_str(file, key);
-        }
-    }
-
-    int64_t used_experts() const {
-        return count(".expert_used_count");
-    }
-
-    int64_t scan_state() const {
-        return count(".ssm.state_size");
-    }
-
-    int64_t scan_inner() const {
-        return count(".ssm.inner_size");
-    }
-
-    int64_t scan_groups() const {
-        return std::max<int64_t>(count(".ssm.group_count"), 1);
-    }
-
-    int64_t heads() const {
-        return count(".attention.head_count");
-    }
-
-    int64_t cached_heads() const {
-        return count(".attention.head_count_kv");
-    }
-
-    float rms_epsilon() const {
-        return fraction(".attention.layer_norm_rms_epsilon");
-    }
-
-    float epsilon() const {
-        return fraction(".attention.layer_norm_epsilon");
-    }
-
-  private:
-    const gguf_context * file_;
-    std::string architecture_;
-
-    int64_t find(const char * name, gguf_type type) const {
-        const int64_t key = gguf_find_key(file_, (architecture_ + name).c_str());
-        return key >= 0 && gguf_get_kv_type(file_, key) == type ? key : -1;
-    }
-
-    int64_t count(const char * name) const {
-        const int64_t key = find(name, GGUF_TYPE_UINT32);
-        return key >= 0 ? std::min<int64_t>(gguf_get_val_u32(file_, key), MAX_LENGTH) : 0;
-    }
-
-    float fraction(const char * name) const {
-        const int64_t key = find(name, GGUF_TYPE_FLOAT32);
-        return key >= 0 ? gguf_get_val_f32(file_, key) : 0;
-    }
+struct model_numbers {
+    int64_t used_experts = 0;
+    int64_t scan_state = 0;
+    int64_t scan_inner = 0;
+    int64_t scan_groups = 0;
+    int64_t heads = 0;
+    int64_t cached_heads = 0;
+    float rms_epsilon = 0;
+    float epsilon = 0;
 };
+
+model_numbers numbers_of(const gguf_context * file) {
+    const auto find = [&](const std::string & name, gguf_type type) {
+        const int64_t key = gguf_find_key(file, name.c_str());
+        return key >= 0 && gguf_get_kv_type(file, key) == type ? key : -1;
+    };
+    const int64_t named = find("general.architecture", GGUF_TYPE_STRING);
+    const std::string architecture = named >= 0 ? gguf_get_val_str(file, named) : "";
+    const auto count = [&](const char * name) {
+        const int64_t key = find(architecture + name, GGUF_TYPE_UINT32);
+        return key >= 0 ? std::min<int64_t>(gguf_get_val_u32(file, key), MAX_LENGTH) : 0;
+    };
+    const auto fraction = [&](const char * name) {
+        const int64_t key = find(architecture + name, GGUF_TYPE_FLOAT32);
+        return key >= 0 ? gguf_get_val_f32(file, key) : 0.0F;
+    };
+    model_numbers numbers;
+    numbers.used_experts = count(".expert_used_count");
+    numbers.scan_state = count(".ssm.state_size");
+    numbers.scan_inner = count(".ssm.inner_size");
+    numbers.scan_groups = std::max<int64_t>(count(".ssm.group_count"), 1);
+    numbers.heads = count(".attention.head_count");
+    numbers.cached_heads = count(".attention.head_count_kv");
+    numbers.rms_epsilon = fraction(".attention.layer_norm_rms_epsilon");
+    numbers.epsilon = fraction(".attention.layer_norm_epsilon");
+    return numbers;
+}
 
 // Made-up nodes are larger than the weight, and ggml ends the process where it cannot count what a tensor has.
 bool is_countable(const ggml_tensor * weight) {
@@ -175,16 +152,16 @@ likely_ops(const std::string & name, const ggml_tensor * weight, const model_num
     if (exact) {
         ops.insert(ops.end(), {GGML_OP_MUL, GGML_OP_ADD});
     }
-    if (exact && has(name, "ssm_a") && ggml_is_matrix(weight) && model.scan_inner() >= weight->ne[1]) {
+    if (exact && has(name, "ssm_a") && ggml_is_matrix(weight) && model.scan_inner >= weight->ne[1]) {
         ops.push_back(GGML_OP_SSM_SCAN);
     }
     if (ggml_is_matrix(weight) && (has(name, "attn_rel_b") || has(name, "_ape") || has(name, "tid2eid"))) {
         ops.push_back(GGML_OP_GET_ROWS);
     }
-    if (model.used_experts() > 0 && exact && has(name, ".bias") && matrix) {
+    if (model.used_experts > 0 && exact && has(name, ".bias") && matrix) {
         ops.push_back(GGML_OP_ADD_ID);
     }
-    if (model.used_experts() > 0 && (weight->ne[2] > 1 || has(name, "scale")) && ggml_is_3d(weight)) {
+    if (model.used_experts > 0 && (weight->ne[2] > 1 || has(name, "scale")) && ggml_is_3d(weight)) {
         ops.push_back(GGML_OP_MUL_MAT_ID);
     }
     return ops;
@@ -197,7 +174,7 @@ const ggml_tensor * made_up(ggml_context * c, ggml_op op, ggml_tensor * weight, 
         return ggml_new_tensor_4d(c, GGML_TYPE_F32, a, b, d, e);
     };
     const auto numbers = [&](int64_t a, int64_t b = 1) { return ggml_new_tensor_2d(c, GGML_TYPE_I32, a, b); };
-    const int64_t used = model.used_experts();
+    const int64_t used = model.used_experts;
     switch (op) {
     case GGML_OP_ROPE:
         return rope_with(c, weight);
@@ -221,10 +198,10 @@ const ggml_tensor * made_up(ggml_context * c, ggml_op op, ggml_tensor * weight, 
         return ggml_ssm_conv(c, rows(ne[0] - 1 + TOKENS, ne[1], SEQUENCES), weight);
     case GGML_OP_SSM_SCAN: {
         const bool mamba2 = ne[0] == 1;
-        const int64_t state = mamba2 ? model.scan_state() : ne[0];
+        const int64_t state = mamba2 ? model.scan_state : ne[0];
         const int64_t heads = ne[1];
-        const int64_t size = model.scan_inner() / heads;
-        const auto group = [&] { return rows(state, mamba2 ? model.scan_groups() : 1, TOKENS, SEQUENCES); };
+        const int64_t size = model.scan_inner / heads;
+        const auto group = [&] { return rows(state, mamba2 ? model.scan_groups : 1, TOKENS, SEQUENCES); };
         return ggml_ssm_scan(
             c, rows(state, size, heads, SEQUENCES), rows(size, heads, TOKENS, SEQUENCES),
             rows(heads, TOKENS, SEQUENCES), weight, group(), group(), numbers(SEQUENCES), 1
@@ -244,14 +221,14 @@ likely_norms(ggml_context * c, const std::string & name, const ggml_tensor * wei
         return norms;
     }
     for (const int64_t tokens : {1, 2, 4, 32, 512}) {
-        for (const int64_t heads : {int64_t{0}, model.heads(), model.cached_heads()}) {
+        for (const int64_t heads : {int64_t{0}, model.heads, model.cached_heads}) {
             ggml_tensor * rows = heads == 0 ? ggml_new_tensor_2d(c, GGML_TYPE_F32, weight->ne[0], tokens)
                                             : ggml_new_tensor_3d(c, GGML_TYPE_F32, weight->ne[0], heads, tokens);
-            if (model.rms_epsilon() > 0) {
-                norms.push_back(ggml_rms_norm(c, rows, model.rms_epsilon()));
+            if (model.rms_epsilon > 0) {
+                norms.push_back(ggml_rms_norm(c, rows, model.rms_epsilon));
             }
-            if (model.epsilon() > 0) {
-                norms.push_back(ggml_norm(c, rows, model.epsilon()));
+            if (model.epsilon > 0) {
+                norms.push_back(ggml_norm(c, rows, model.epsilon));
             }
         }
     }
@@ -295,7 +272,7 @@ std::vector<op_question> likely_loader_questions(const std::vector<gguf_context_
             questions.push_back(std::move(question));
         }
     };
-    const model_numbers model(files.front().get());
+    const model_numbers model = numbers_of(files.front().get());
     const ggml_context_ptr context = context_for_a_question();
     ggml_context * c = context.get();
     for (const gguf_context_ptr & file : files) {

@@ -152,6 +152,18 @@ std::string device::failure() const {
     return why;
 }
 
+linked_workers::linked_workers(ggml_backend_dev_t first_device, ggml_backend_dev_t second_device, uint64_t quota)
+    : first(first_device, quota), second(second_device, quota) {
+    const auto pair = sockets();
+    CHECK(ggml_mesh_worker_add_peer(first.handle(), 3, pair.first) == 0);
+    CHECK(ggml_mesh_worker_add_peer(second.handle(), 4, pair.second) == 0);
+    to_first.emplace(first.connect(), cut::never, 0);
+    to_second.emplace(second.connect(), cut::never, 0);
+    one.emplace(to_first->client_fd());
+    two.emplace(to_second->client_fd());
+    ggml_mesh_link(one->index, two->index, 3);
+}
+
 std::vector<uint8_t> exercise(const device & on, const host::example & what) {
     const host::graph graph(what, ggml_backend_dev_buffer_type(on.handle));
     const ggml_backend_ptr backend(ggml_backend_dev_init(on.handle, nullptr));

@@ -82,6 +82,19 @@ struct device {
     std::string failure() const;
 };
 
+// Two workers with a link between them, and their client's device for each: activations go straight from the first to
+// the second.
+struct linked_workers {
+    worker first;
+    worker second;
+    std::optional<relay> to_first;
+    std::optional<relay> to_second;
+    std::optional<device> one;
+    std::optional<device> two;
+
+    linked_workers(ggml_backend_dev_t first_device, ggml_backend_dev_t second_device, uint64_t quota);
+};
+
 // Allocates, sets, computes and reads an example on a device. Throws where any of it fails.
 std::vector<uint8_t> exercise(const device & on, const host::example & what);
 

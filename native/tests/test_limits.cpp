@@ -3,6 +3,7 @@
 #include "tests/check.h"
 #include "tests/model.h"
 #include "tests/rogue_client.h"
+#include "worker/command_queue.h"
 
 #include <chrono>
 #include <cstring>
@@ -288,3 +289,21 @@ TEST("limits: no memory to compute with ends a session, not the worker") {
 }
 
 #endif
+
+TEST("limits: whether a queue has room is known before putting waits") {
+    mesh::command_queue queue;
+    mesh::frame taken;
+    size_t frames = 0;
+    for (; queue.has_room(); ++frames) {
+        mesh::frame message;
+        message.payload.resize(mesh::wire::MAX_FRAME_BYTES);
+        CHECK(queue.put(std::move(message)));
+    }
+    CHECK_EQUAL(frames, mesh::wire::MAX_QUEUE_BYTES / mesh::wire::MAX_FRAME_BYTES);
+    CHECK(queue.take(taken));
+    CHECK(queue.has_room());
+    queue.put(std::move(taken));
+    CHECK(!queue.has_room());
+    queue.close();
+    CHECK(queue.has_room() && !queue.put({}));  // it is over, and nobody waits
+}

@@ -6,6 +6,7 @@
 #include "tests/frames.h"
 #include "tests/rogue_client.h"
 #include "tests/session.h"
+#include "worker/worker.h"
 
 #include <chrono>
 #include <cstring>
@@ -166,16 +167,9 @@ TEST("session: two at once share the quota, and one that dies does not disturb t
 }
 
 TEST("session: activations go straight from one worker to the next") {
-    worker first(QUOTA);
-    worker second(QUOTA);
-    const auto pair = sockets();
-    CHECK_EQUAL(ggml_mesh_worker_add_peer(first.handle(), 3, pair.first), 0);
-    CHECK_EQUAL(ggml_mesh_worker_add_peer(second.handle(), 4, pair.second), 0);
-    const relay to_first(first.connect(), cut::never, 0);
-    const relay to_second(second.connect(), cut::never, 0);
-    const device one(to_first.client_fd());
-    const device two(to_second.client_fd());
-    ggml_mesh_link(one.index, two.index, 3);
+    const linked_workers linked(mesh::cpu_device(), mesh::cpu_device(), QUOTA);
+    const device & one = *linked.one;
+    const device & two = *linked.two;
     const ggml_backend_ptr one_backend(ggml_backend_dev_init(one.handle, nullptr));
     const ggml_backend_ptr two_backend(ggml_backend_dev_init(two.handle, nullptr));
     const host::graph from(host::example_named("sqr"), ggml_backend_dev_buffer_type(one.handle));

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from mesh_llm.membership.member import Published
 from mesh_llm.mesh_settings import ModelSettings
 from mesh_llm.peers.mesh import Mesh
+from mesh_llm.planning.giving_way import ANOTHER_REPLICA
 from mesh_llm.planning.memory_budget import usable_bytes
 from mesh_llm.planning.other_models import without
 from mesh_llm.planning.replicas import first_unused, wanted_replicas
@@ -151,7 +152,7 @@ class ModelPlans:
             self._hosted.tell()
 
     def decide(self, plans: Mapping[int, Plan]) -> None:
-        """None, where nothing is to be done with the model now."""
+        """No plans: nothing is to be done with the model now."""
         before, self.decided = self.decided, plans
         if _keys(before) != _keys(plans):
             self._hosted.on_decided()
@@ -180,7 +181,7 @@ class ModelPlans:
         served = {number: published[1].plan for number, published in self.replicas().items()}
         known = (served, self._begun(self.fingerprint), earlier)
         plans = [plan for found in known for number, plan in found.items() if number != replica]
-        return {node: "computes for another replica of the model" for plan in plans for node in plan.nodes}
+        return {node: ANOTHER_REPLICA for plan in plans for node in plan.nodes}
 
     def gives_way_to(self) -> str:
         """The name of the model that this one makes room for now, or nothing."""

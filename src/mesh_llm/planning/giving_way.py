@@ -14,7 +14,7 @@ from mesh_llm.planning.other_models import without
 from mesh_llm.planning.snapshot import Snapshot
 from mesh_llm.types import Fingerprint, Mode, ModelFacts, NodeId, Plan
 
-_ANOTHER = "computes for another replica of the model"
+ANOTHER_REPLICA = "computes for another replica of the model"
 
 
 @frozen
@@ -65,6 +65,6 @@ class GivingWay:
         """Of one more replica, beside plans that were made anew and those of models that do not go."""
         stay = [plan for id, plans in self.beside.items() if id not in {*goes, *gone} for plan in plans]
         taken = [*made, *replicas, *stay]
-        apart = {node: _ANOTHER for plan in replicas for node in plan.nodes}
+        apart = {node: ANOTHER_REPLICA for plan in replicas for node in plan.nodes}
         snapshot = without(self.snapshot, taken, before=taken)
         return decide(snapshot, facts, model, current=None, barred={**self.barred, **apart})
